@@ -93,6 +93,7 @@ class Call:
         unpacks: the function returns a tuple of the results.
         nested: so many of them, the first ones, are a tuple of their own in it.
         pure: it may be dropped, or done once for two of the same.
+        refuses: it raises an error for some values, so it is not dropped.
         fresh: see Note [Memory].
         out: the Ref that owns the memory written to.
         errors: floating point errors that are handled otherwise than around it, as for `numpy.errstate`.
@@ -109,6 +110,7 @@ class Call:
     unpacks: bool = False
     nested: int = 0
     pure: bool = True
+    refuses: bool = False
     fresh: bool = False
     out: Ref | None = None
     errors: tuple[tuple[str, str], ...] = ()

@@ -19,10 +19,15 @@ from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
-from aiograd.running.trees import map_tree
+from aiograd.running.trees import leaves_of, map_tree
 
 #: elements up to which arrays are made to trace a forward with
 TRACED_SIZE = 1 << 15
+#: rows that raise an error for some values
+_REFUSES = frozenset(
+    "gather take scatter scatter_extreme embedding cross_entropy nll_loss binary_cross_entropy repeat_interleave inv pinv solve cholesky eig eigh "
+    "eigvals eigvalsh svd svdvals qr expm bessel_iv bessel_ive bessel_jv bessel_yn".split()
+)
 
 
 def rule_inputs(statement: Statement) -> tuple[str, ...]:
@@ -138,6 +143,12 @@ class ForwardWriter:
     def write(self, number: int, statement: Statement) -> None:
         """Add the calls of a statement."""
         self.tracer.comment = f"{statement.place}: {statement.line}"
+        before = len(self.tracer.calls)
+        self._write(number, statement)
+        if _refuses(statement):
+            self.tracer.calls[before:] = [call.but(refuses=True) for call in self.tracer.calls[before:]]
+
+    def _write(self, number: int, statement: Statement) -> None:
         function = statement.forward
         if self._on_device:
             self._call(number, statement, function, False)
@@ -216,6 +227,12 @@ class ForwardWriter:
 
 def _ref(value: Value) -> Ref:
     return Ref(value.name, value.shape, value.dtype, value.strides)
+
+
+def _refuses(statement: Statement) -> bool:
+    """True for a statement that may raise an error for some values: an index out of range, a singular matrix."""
+    name = statement.op.name
+    return name in _REFUSES or (name in ("index", "setitem") and bool(leaves_of(statement.statics, (Value, np.ndarray))))
 
 
 def _is_small(statement: Statement) -> bool:

@@ -19,7 +19,7 @@ from aiograd.compiler.memory_guards import MOST_DISTINCT, MOST_OBJECTS, Comparis
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, has_hooks, is_same
+from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, has_hooks, is_a, is_same
 from aiograd.compiler.watching.reads import Read
 from aiograd.kernels.selection import selected
 from aiograd.running.modes import Mode
@@ -97,8 +97,8 @@ class _Checks:
         """The condition that a value has changed; numbers, flags and strings count by value."""
         known = self.of(value)
         # 0.0 is equal to -0.0: the long way compares them
-        is_zero = isinstance(value, (float, complex, np.inexact)) and (value.real == 0 or (value.imag == 0 and isinstance(value, complex)))
-        if not isinstance(value, PLAIN) or is_zero:
+        is_zero = is_a(value, (float, complex, np.inexact)) and (value.real == 0 or (value.imag == 0 and is_a(value, complex)))
+        if not is_a(value, PLAIN) or is_zero:
             return f"{name} is not {known}"
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
 
@@ -286,13 +286,13 @@ class _Surroundings(_Checks):
         holder = f"{self.of(read.holder)}()" if read.is_weak else self.of(read.holder)
         helpers = {name: self.of(helper) for name, helper in HELPERS.items() if f"{{{name}}}" in read.kind.text}
         expression = read.kind.text.format(h=holder, k=read.key if is_name else self.of(read.key), **helpers)
-        if value.__class__ is list:
+        if type(value) is list:
             self._items(expression, value)
-        elif isinstance(value, PLAIN):
+        elif is_a(value, PLAIN):
             found = self.new()
             self.line(f"{found} = {expression}")
             self.refuse(self.differs(found, value))
-        elif value.__class__ is tuple:
+        elif type(value) is tuple:
             found = self.new()
             self.line(f"{found} = {expression}")
             self.refuse(f"{found} is not {self.of(value)} and not {self.of(is_same)}({found}, {self.of(value)})")

@@ -20,6 +20,7 @@ from aiograd.engine.run.current import current_engine
 from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of, map_tree
+from aiograd.tensors.accumulated import gradient_of
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import grad, start_grad
 
@@ -40,8 +41,7 @@ class CallRecorder(ProgramRecorder):
     def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
         """Note that `forget` sets the gradient of a tensor to None; for a captured leaf this is a statement, which needs no part of its own."""
         known, node = self._find(tensor), tensor._node
-        if node is not None and node.is_leaf:
-            self._keep_gradient(node)
+        self._keep_gradient(tensor)
         if node is None or not node.is_leaf or (known is not None and known.kind is not ValueKind.CAPTURED):
             self.acts("setting .grad", forget, tensor)
             return
@@ -52,15 +52,19 @@ class CallRecorder(ProgramRecorder):
             self.has_called = True
             self._add(statement_op("setting .grad", forget_here), (), ())
 
-    def looks_at_grad(self, leaf: Any, grad: TensorCore | None) -> None:
-        """Note that the gradient of a leaf is read or tested: the rest of the call may depend on its presence, unless the call has made it itself."""
-        if id(leaf) in self._leaves:
+    def looks_at_grad(self, tensor: TensorCore, grad: TensorCore | None) -> None:
+        """Note that a gradient is read or tested: the rest of the call may depend on its presence, unless the call has made it itself."""
+        known = self._values.get(id(tensor))
+        if id(tensor._node) in self._leaves or any([tensor is each for each in self._of_call]):
             self.breaks("it reads the gradient of an argument")
-        self._keep_gradient(leaf)
-        if array_of(leaf.grad) is self._before[id(leaf)][1]:
-            self._own_reads.append(Read(HAS_GRADIENT, leaf, None, leaf.grad is not None, self.watcher.where))
+        elif (known is not None and known.kind is ValueKind.COMPUTED) or id(tensor) in self._created:
+            if grad is not None:
+                self.breaks("it reads the gradient of a tensor that it has made")
+            return
+        if array_of(gradient_of(tensor)) is self._keep_gradient(tensor):
+            self._own_reads.append(Read(HAS_GRADIENT, tensor, None, gradient_of(tensor) is not None, self.watcher.where))
         if grad is not None:
-            self._read[id(grad)] = leaf
+            self._read[id(grad)] = tensor
             self._alive.append(grad)
 
     def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -187,6 +191,7 @@ class CallRecorder(ProgramRecorder):
         def place(tensor: TensorCore) -> Any:
             node = tensor._node
             known = self._find(tensor)
+            self._keep_gradient(tensor)
             if node is not None and node.is_leaf and (known is None or known.kind is ValueKind.CAPTURED):
                 return tensor
             taken.append(self._value_of(tensor))
@@ -195,8 +200,7 @@ class CallRecorder(ProgramRecorder):
         for each in (*args, *kwargs.values()):
             for group in getattr(each, "param_groups", ()):
                 for parameter in group["params"]:
-                    if parameter._node is not None:
-                        self._keep_gradient(parameter._node)
+                    self._keep_gradient(parameter)
         args, kwargs = map_tree(place, (args, kwargs), TensorCore)
         return RepeatedCall(function, args, kwargs, caller(function, args, kwargs)), tuple(taken)
 

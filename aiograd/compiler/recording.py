@@ -35,6 +35,7 @@ from aiograd.ops.op import Fused, Op
 from aiograd.running import devices
 from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
+from aiograd.tensors.accumulated import gradient_of, seen_gradient
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make, refresh
 from aiograd.tensors.levels import LevelArray
 
@@ -86,12 +87,12 @@ class ProgramRecorder:
         self._nodes: list[Any] = []
         self._made_by_rows: set[int] = set()
         self._sharing: dict[int, list[TensorCore]] = {}
-        #: by id of a Tensor that is a leaf's gradient, a function that returns that gradient
+        #: by id of a Tensor that is another's gradient, a function that returns that gradient
         self._gradients: dict[int, Callable[[], Any]] = {}
-        #: by id of a leaf, the leaf and the array of its gradient before anything of the call could change it
+        #: by id of a Tensor, this and the array of its gradient before anything of the call could change it
         self._before: dict[int, tuple[Any, Any]] = {}
-        #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
-        self._read: dict[int, Any] = {}
+        #: by id of a gradient that was read, the Tensor that has it; ids of the leaves among the arguments
+        self._read: dict[int, TensorCore] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
         #: by id, nodes of the leaves that the function has made of tensors, see `makes_leaf`
         self._new_leaves: dict[int, Any] = {}
@@ -109,9 +110,9 @@ class ProgramRecorder:
         self._returned: set[str] = set()
         self._inputs = [self._know(tensor, ValueKind.INPUT, i) for i, tensor in enumerate(inputs)]
 
-    def _keep_gradient(self, leaf: Any) -> None:
-        """Remember the gradient that a leaf has before a pass or an optimizer of the call can change it."""
-        self._before.setdefault(id(leaf), (leaf, array_of(leaf.grad)))
+    def _keep_gradient(self, tensor: TensorCore) -> Any:
+        """Remember the gradient that a Tensor has before a pass or an optimizer of the call can change it; returns its array, or None."""
+        return self._before.setdefault(id(tensor), (tensor, array_of(gradient_of(tensor))))[1]
 
     # ---------------------------------------------------------------- told by the mode
 
@@ -181,13 +182,16 @@ class ProgramRecorder:
 
     def _settle_tensors(self) -> None:
         """Guard the attributes of Tensors that the function has read: a leaf among the arguments or captured Tensors has to be a leaf again."""
+        known: set[tuple[int, str]] = set()
         for tensor, name, found, where in self.reads.of_tensors:
             value = self._find(tensor)
-            if name != "is_leaf":
+            if name not in ("is_leaf", "requires_grad"):
                 self.breaks(f"it reads {name} of a tensor{_at(where)}")
             elif value is not None and value.kind is ValueKind.INPUT:
-                self.leaves[value.index] = found
-            elif value is None or value.kind is ValueKind.CAPTURED:
+                if name == "is_leaf":  # the signature has the other one
+                    self.leaves[value.index] = found
+            elif (value is None or value.kind is ValueKind.CAPTURED) and (id(tensor), name) not in known:
+                known.add((id(tensor), name))
                 self._own_reads.append(Read(ATTRIBUTE, tensor, name, found, where))
 
     def _made(self, outputs: Any) -> tuple[Value, ...]:
@@ -332,23 +336,22 @@ class ProgramRecorder:
             self.breaks("it runs a transform, such as ag.jvp, ag.hvp or ag.vmap")
         if any(self._arrays.get(id(base)) is not None for base in _bases(tensor._data)):
             self.breaks("it uses a view of a tensor that no row has made")
-        if node is not None and node.is_leaf:
-            self._keep_gradient(node)
+        self._keep_gradient(tensor)
         value = self._know(tensor, ValueKind.CAPTURED, len(self._captured))
         self._captured.append(value)
         self._tensors.append(tensor)
         return value
 
     def _gradient(self, tensor: TensorCore) -> Value | None:
-        """The value of a Tensor that is the ``.grad`` of a captured leaf, read at this place of every run."""
-        node = self._read.get(id(tensor))
-        if node is None:
+        """The value of a Tensor that is the ``.grad`` of a captured one, read at this place of every run."""
+        owner = self._read.get(id(tensor))
+        if owner is None:
             return None
-        if node.grad is not tensor:
+        if gradient_of(owner) is not tensor:
             self.breaks("it uses a gradient that has been replaced since it was read")
             return None
-        self._gradients[id(tensor)] = node.seen_grad
-        self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
+        self._gradients[id(tensor)] = functools.partial(seen_gradient, owner)
+        self._add(statement_op("grad", functools.partial(_gradient_of, owner)), (), (tensor,))
         return self._find(tensor)
 
     def makes_leaf(self, tensor: TensorCore) -> None:
@@ -416,15 +419,15 @@ def _leaf_of(tensor: TensorCore) -> Any:
     return tensor.detach().requires_grad_()
 
 
-def _gradient_of(leaf: Any) -> Any:
-    """The array of a leaf's gradient.
+def _gradient_of(tensor: TensorCore) -> Any:
+    """The array of a Tensor's gradient.
 
     Raises:
         TraceError: there is none.
     """
-    grad = leaf.grad
+    grad = gradient_of(tensor)
     if grad is None:
-        raise TraceError(f"a compiled function reads the gradient of a leaf of shape {list(leaf.shape)}, which had one while it was recorded")
+        raise TraceError(f"a compiled function reads the gradient of a tensor of shape {list(tensor.shape)}, which had one while it was recorded")
     return array_of(grad)
 
 

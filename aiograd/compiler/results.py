@@ -44,7 +44,15 @@ def shape_of(result: Any, outputs: list[Any], function: Callable[..., Any], name
     if isinstance(result, TensorCore):
         outputs.append(result)
         return only
-    for other in others_in(result):
+    try:
+        others = others_in(result)
+        structure = None if others else map_tree(lambda tensor: _Place(), result, TensorCore)
+    except RecursionError:
+        raise TraceError(
+            f"{defined_at(function)}: the compiled function {name} returned a result that is nested too deep, or contains itself; expected a Tensor, "
+            "or nested tuples, lists and dicts of Tensors"
+        ) from None
+    for other in others:
         if inspect.iscoroutine(other):
             other.close()
             raise TraceError(
@@ -58,7 +66,7 @@ def shape_of(result: Any, outputs: list[Any], function: Callable[..., Any], name
     outputs += leaves_of(result, TensorCore)
     if needs_outputs and not outputs:
         raise TraceError(f"{defined_at(function)}: the compiled function {name} returned no Tensor: a program would have nothing to do")
-    return functools.partial(_filled, map_tree(lambda tensor: _Place(), result, TensorCore))
+    return functools.partial(_filled, structure)
 
 
 def others_in(result: Any) -> list[Any]:

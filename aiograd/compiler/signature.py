@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import layout_of
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import AiogradError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
 
 _PLAIN = (int, float, str, type(None))
@@ -35,6 +35,10 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Ten
         return (key, tuple([(name, _part(kwargs[name], inputs)) for name in kwargs])) if kwargs else key
     except RecursionError:
         raise _no_argument("arguments that are nested too deep, or contain themselves") from None
+    except AiogradError:
+        raise
+    except Exception as error:  # of code of the object
+        raise _no_argument(f"an object that cannot be looked at, since it raises {type(error).__name__}") from error
 
 
 def _part(value: Any, inputs: list[TensorCore]) -> Any:

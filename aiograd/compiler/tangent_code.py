@@ -49,8 +49,8 @@ class TangentWriter(ForwardWriter):
         self._followed = followed
         given = (*program.inputs, *program.captured)
         self._arrays = {value.name: array for value, array in zip(given, arrays, strict=True)}
-        #: by name of a value
-        self._tangents = {
+        #: by name of a value; None for zeros, as of a rounded one
+        self._tangents: dict[str, Any] = {
             value.name: self.tracer.recorded(f"d_{value.name}", tangent)
             for value, tangent in zip(given, tangents, strict=True)
             if tangent is not None
@@ -65,10 +65,16 @@ class TangentWriter(ForwardWriter):
                 self.write(number, statement)
                 if number in self._followed.statements:
                     self._push(number, statement, *self._followed.statements[number])
-            outputs = zip(self._program.outputs, self._followed.outputs, strict=True)
+            outputs = zip(self._program.outputs, self.has_tangent, strict=True)
             tangents = [self.tracer.as_array(self._tangents[value.name]) for value, has_tangent in outputs if has_tangent]
         self._results = (*map(self._like, self._program.outputs), *tangents)
         return tuple([each.value for each in self._results])
+
+    @property
+    def has_tangent(self) -> tuple[bool, ...]:
+        """Per output, True if a tangent has been made that is not zeros."""
+        outputs = zip(self._program.outputs, self._followed.outputs, strict=True)
+        return tuple([has_tangent and self._tangents[value.name] is not None for value, has_tangent in outputs])
 
     def code(self) -> ArrayCode:
         """The code, before any pass."""
@@ -103,6 +109,9 @@ class TangentWriter(ForwardWriter):
         op, fused = statement.op, statement.fused
         arrays = [None if value is None else self._like(value) for value in statement.arrays]
         tangents = [None if value is None or i not in given else self._tangents[value.name] for i, value in enumerate(statement.arrays)]
+        if all([tangent is None for tangent in tangents]):
+            self._tangents.update(dict.fromkeys([statement.outputs[i].name for i in made]))
+            return
         outputs = tuple(map(self._like, statement.outputs))
         residuals = {} if fused is None else {name: self._recorded[residual(number, name)] for name in fused.residuals}
         arguments = arrays, self._statics(statement), outputs[0] if op.outputs == 1 else outputs, residuals, tangents
@@ -226,7 +235,7 @@ class TangentCode(GuardedCode):
             with np.errstate(all="ignore"):
                 writer.run()
             given = writer.given[len(arrays) :]
-            self._halves, self._has_halves = halves_of(writer.code(), given, self.followed.outputs, self.program.file), True
+            self._halves, self._has_halves = halves_of(writer.code(), given, writer.has_tangent, self.program.file), True
         linearization = Linearization(self.program, self.followed, self._halves, arrays, [tangent is not None for tangent in tangents])
         carriers = [i for i, has_tangent in enumerate(self.followed.outputs) if has_tangent]
         return linearization.outputs, defer(level, linearization.push, tangents, len(self.followed.outputs), carriers)

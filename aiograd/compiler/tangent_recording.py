@@ -18,7 +18,7 @@ from typing import Any
 from aiograd.compiler.program import Program, Value, ValueKind
 from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.forward.dual import DualArray, Pending
-from aiograd.ops.op import Fused, Op
+from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore, has_tangent
 from aiograd.tensors.levels import LevelArray
@@ -104,6 +104,11 @@ class TangentRecorder(ResultRecorder):
         """Note a row that has run, and which of its arguments and outputs have tangents."""
         if any([isinstance(array, DualArray) and array.tangent is not None for array in leaves_of(statics, self._array_types)]):
             self.breaks(f"a setting of {op.name} has a tangent")
+        if op.name == "to_device" and self._level is not None:
+            if statics["device"] == self._level.name:  # every call has a level of its own, on the host
+                op, statics = ROWS["clone"], {}
+            elif statics["source"] == self._level.name:
+                statics = {**statics, "source": "cpu"}
         number = len(self._statements)
         super().ran(op, tensors, statics, outputs, residuals, fused or op.fused)
         if len(self._statements) == number or self.broken is not None:

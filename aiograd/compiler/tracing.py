@@ -5,7 +5,8 @@ run, and passes for it: it has its ``__class__``, so functions that treat plain 
 
 Note [What cannot be traced]
     A function that asks for values, strides or memory, writes into an array that it did not make, or calls compiled kernels raises `Untraceable`;
-    then the function itself is one call of the program. So nothing is lost but time.
+    then the function itself is one call of the program. So nothing is lost but time. The same holds for a function of an array that is no recording
+    one: its numbers may be others in the next run.
 """
 
 from __future__ import annotations
@@ -175,6 +176,8 @@ class Tracer:
             Untraceable: nothing was taken down.
         """
         options = options or {}
+        if any([type(each) is np.ndarray for each in leaves_of((args, options), np.ndarray)]):
+            raise Untraceable("an array with numbers that may change")
         try:
             return self._traced(function, args, options)
         except Untraceable:

@@ -32,9 +32,9 @@ class WarmingRecorder(ResultRecorder):
 
     snapshot: Snapshot
 
-    def _keep_gradient(self, leaf: Any) -> None:
-        self.snapshot.remember(leaf)
-        super()._keep_gradient(leaf)
+    def _keep_gradient(self, tensor: Any) -> Any:
+        self.snapshot.remember(tensor._node if tensor._node is not None and tensor._node.is_leaf else tensor)
+        return super()._keep_gradient(tensor)
 
     def _know(self, tensor: Any, *args: Any) -> Any:
         if tensor._node is None or tensor._node.is_leaf:

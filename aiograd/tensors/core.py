@@ -26,6 +26,7 @@ from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
+from aiograd.tensors.accumulated import seen_gradient
 from aiograd.tensors.followed import follow, follows_writes, without_tangent
 from aiograd.tensors.followed import has_tangent as has_tangent
 from aiograd.tensors.plain import plain_array
@@ -147,14 +148,11 @@ class TensorCore:
     @property
     def grad(self) -> Any:
         """The accumulated gradient: a Tensor, or None. Settable."""
-        node = self._node
-        if node is not None and node.is_leaf:
-            grad = node.seen_grad()  # type: ignore[attr-defined]
-            trace = current_mode().trace
-            if trace is not None:
-                trace.looks_at_grad(node, grad)
-            return grad
-        return None if self._x is None else self._x.grad
+        grad = seen_gradient(self)
+        trace = current_mode().trace
+        if trace is not None:
+            trace.looks_at_grad(self, grad)
+        return grad
 
     @grad.setter
     def grad(self, value: Any) -> None:

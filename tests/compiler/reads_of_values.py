@@ -6,7 +6,11 @@ import array
 import collections
 import contextvars
 import dataclasses
+import decimal
 import functools
+import importlib
+import operator
+import sys
 import types
 import weakref
 from collections.abc import Mapping
@@ -16,6 +20,7 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import nn
+from tests.compiler.reads_of_attributes import CASES as CASES
 from tests.compiler.reads_of_attributes import GLOBAL, case, entry, setter
 from tests.compiler.test_compile import leaf
 
@@ -227,6 +232,108 @@ class _Own(Mapping[str, float]):
 def mappings_of_the_user() -> Any:
     own = _Own()
     return lambda a: a * sum(own.values()) * dict(own)["rate"] * len(own), [entry(own.rates, "rate", 3.0), entry(own.rates, "other", 4.0)]
+
+
+# ---------------------------------------------------------------- code that is not watched, and settings
+
+
+@case
+def text_that_is_run() -> Any:
+    table, names = {"a": 2.0}, {"inner": {"b": 2.0}}
+    code = compile("inner['b']", "text", "eval")
+
+    def f(a: Any) -> Any:
+        found: dict[str, float] = {}
+        exec("rate = table['a'] * 2; CALLS = 1", {"table": table}, found)  # noqa: S102 - what is tested
+        return a * found["rate"] * eval("table['a']") * eval(code, names)  # noqa: S307 - what is tested
+
+    return f, [entry(table, "a", 3.0), entry(names["inner"], "b", 4.0)]
+
+
+@case
+def functions_written_in_c_that_call_others_over_containers() -> Any:
+    table, rows, pairs = {"a": 1.0, "b": 2.0}, [[2.0], [3.0, 1.0]], [["k", 2.0]]
+
+    def f(a: Any) -> Any:
+        first = sorted(table, key=table.get)[0]  # type: ignore[arg-type]
+        a = a * (2.0 if first == "a" else 3.0) * sum(map(table.get, ["a"])) * sum(map(table.__getitem__, "b"))  # type: ignore[arg-type]
+        a = a * sum(map(len, rows)) * sum(map(operator.itemgetter(0), rows)) * rows.count([2.0]) * dict(pairs)["k"]  # type: ignore[arg-type]
+        return a * next(map(list, table.items()))[1] * len([*filter(None, rows)])  # type: ignore[arg-type]
+
+    return f, [
+        entry(table, "a", 9.0), entry(table, "b", 4.0), lambda: rows[1].append(1.0), entry(rows[1], 0, 5.0), entry(pairs[0], 1, 3.0),
+        lambda: rows[1].clear() or rows[1].append(2.0), entry(rows[1], 0, 7.0),
+    ]  # fmt: skip
+
+
+@case
+def names_of_a_class() -> Any:
+    class Named:
+        rate = 2.0
+
+    return lambda a: a * Named.__dict__["rate"] * vars(Named)["rate"], [setter(Named, "rate", 3.0)]
+
+
+@case
+def settings_of_numbers() -> Any:
+    def f(a: Any) -> Any:
+        third = float(decimal.Decimal(1) / decimal.Decimal(3))
+        return a * third * decimal.getcontext().prec * np.get_printoptions()["precision"] * len(np.geterr()["under"])
+
+    context, under = decimal.getcontext(), np.geterr()["under"]
+    return f, [
+        setter(context, "prec", 4), lambda: decimal.setcontext(decimal.Context(prec=2)), lambda: decimal.setcontext(context),
+        setter(context, "prec", 28), lambda: np.set_printoptions(precision=3), lambda: np.set_printoptions(precision=8),
+        lambda: np.seterr(under="raise"), lambda: np.seterr(under=under),
+    ]  # fmt: skip
+
+
+@case
+def modules_in_the_place_of_others() -> Any:
+    def put(rate: float) -> None:
+        for name in ("aiograd_test_rates", "aiograd_test_others"):
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].rate = rate  # type: ignore[attr-defined]
+
+    def f(a: Any) -> Any:
+        import aiograd_test_rates  # type: ignore[import-not-found]
+
+        return a * aiograd_test_rates.rate * importlib.import_module("aiograd_test_others").rate
+
+    put(2.0)
+    return f, [lambda: put(3.0), setter(sys.modules["aiograd_test_rates"], "rate", 5.0), lambda: put(2.0)]
+
+
+# ---------------------------------------------------------------- gradients and places in the graph
+
+
+@case
+def gradients_of_tensors_that_require_none() -> Any:
+    v, w = ag.tensor([2.0]), ag.tensor([1.0])
+    v.grad = ag.tensor([2.0])
+    return lambda a: a * v.grad * (2.0 if w.grad is None else 3.0), [
+        setter(v, "grad", ag.tensor([5.0])), lambda: v.grad.mul_(2.0), setter(w, "grad", ag.tensor([1.0])), w.requires_grad_, setter(w, "grad", None),
+    ]  # fmt: skip
+
+
+@case
+def gradient_of_a_leaf_that_is_switched_off_and_on() -> Any:
+    w = leaf(1)
+    w.grad = ag.tensor([2.0])
+    return lambda a: a * w.grad, [
+        lambda: w.requires_grad_(False), setter(w, "grad", ag.tensor([5.0])), w.requires_grad_, setter(w, "grad", ag.tensor([7.0])),
+    ]  # fmt: skip
+
+
+@case
+def tensors_that_are_only_asked_if_they_require_gradients() -> Any:
+    v, layer = ag.ones(1), nn.Linear(1, 1)
+    return lambda a: a * (2.0 if v.requires_grad else 3.0) * sum(1.0 for p in layer.parameters() if p.requires_grad), [
+        v.requires_grad_, lambda: layer.bias.requires_grad_(False),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- modules
 
 
 @case

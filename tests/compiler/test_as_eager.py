@@ -11,6 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
+from aiograd.nn import functional as F
 from tests.compiler.scenarios import check
 
 SCALE = 2.0
@@ -612,14 +613,53 @@ def refusals(wrap: Any, log: Any, t: Any) -> None:
             log(error)
 
 
+def refusals_of_values_that_nothing_uses(wrap: Any, log: Any, t: Any) -> None:
+    place, matrix = ag.tensor([0, 1]), ag.eye(2)
+
+    def computed(x: Any) -> Any:
+        y, z = x[place], x.clone()
+        z[place] = 1.0
+        return x * 2
+
+    functions = [
+        computed, lambda x: (x.index_select(0, place), x * 2)[1], lambda x: (ag.linalg.inv(matrix), x * 2)[1],
+        lambda x: (F.nll_loss(x[:2, None] * ag.ones(1, 3), place), x * 2)[1],
+    ]  # fmt: skip
+    for tier in ("numpy", "native"):
+        for f in [wrap(function, tier=tier) for function in functions]:
+            for number in (0, 1, 7, 2):
+                with ag.no_grad():
+                    place[0], matrix[0, 0] = number, float(number != 7)
+                try:
+                    log(f(t(3)))
+                except (ag.errors.IndexRangeError, ag.errors.LinearAlgebraError, ag.errors.ArgumentError) as error:
+                    log(error)
+
+
+async def numbers_of_settings_that_change_in_place(wrap: Any, log: Any, t: Any) -> None:
+    given, rows = ag.tensor([0, 1, 1]), np.array([0, 1, 1])
+    losses = [wrap(lambda x: F.nll_loss(x, given)), wrap(lambda x: F.nll_loss(x, rows)), wrap(lambda x: F.embedding(given, x).sum())]
+    for number in (0, 0, 2, 1, -1, 0):
+        rows[0] = number
+        with ag.no_grad():
+            given[0] = number
+        for loss in losses:
+            x = t(3, 4, grad=True)
+            try:
+                await loss(x).backward()
+            except ag.errors.ArgumentError as error:
+                log(error)
+            log(x)
+
+
 SCENARIOS = [
     an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
     tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
     globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions,
     results_that_share_memory, results_that_are_arguments_or_views_of_them, results_that_share_memory_with_what_is_saved,
     results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for,
-    gradients_of_captured_leaves_and_of_arguments, refusals, tensors_that_are_made_and_modified, arrays_that_change_in_place,
-    floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
+    gradients_of_captured_leaves_and_of_arguments, refusals, refusals_of_values_that_nothing_uses, numbers_of_settings_that_change_in_place,
+    tensors_that_are_made_and_modified, arrays_that_change_in_place, floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 
 

@@ -156,3 +156,18 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentTypeError, match="found the class Layer; compile an object of it"):
         ag.compile(Layer)
     assert f.statistics().recordings == 0
+
+
+def test_results_that_contain_themselves_or_are_nested_deep() -> None:
+    def itself(x: Any) -> Any:
+        found: list[Any] = [x * 2]
+        found.append(found)
+        return found
+
+    def deep(x: Any) -> Any:
+        for _ in range(2000):
+            x = [x]
+        return x
+
+    for function in (itself, deep):
+        assert_raises(TraceError, "returned a result that is nested too deep, or contains itself", lambda f=function: ag.compile(f)(leaf(3)))

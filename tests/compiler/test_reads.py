@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from tests.compiler.reads_of_attributes import CASES, GLOBAL
+from tests.compiler.reads_of_attributes import GLOBAL
+from tests.compiler.reads_of_values import CASES
 from tests.compiler.test_compile import bits, leaf
 
 # ---------------------------------------------------------------- what cannot be watched
@@ -29,9 +30,12 @@ def _drawn(x: Any) -> Any:
     return x * DRAWS.random()
 
 
+VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("variable")
 DRAWS, GENERATOR, NUMBERS = random.Random(1), np.random.default_rng(1), itertools.count(1)
 WEIGHTS = np.ones(10_000)
 FOUND: list[Any] = []
+CYCLE: list[Any] = [1.0]
+CYCLE.append(CYCLE)
 
 
 def _reads_a_file(x: Any) -> Any:
@@ -79,6 +83,9 @@ REFUSED: dict[str, list[Callable[[Any], Any]]] = {
     "keeps a tensor in a list": [_Keeps().collects],
     "changes a list that it reads": [_Keeps().grows],
     "array of 80,000 bytes, which is too large": [lambda x: x * np.sqrt(WEIGHTS).sum(), lambda x: x * WEIGHTS.mean()],
+    "looks if two objects are the same list": [lambda x: x * (2.0 if FOUND is CYCLE else 3.0)],
+    "nested deeper than 16, or contain themselves": [lambda x: x * len(str(CYCLE))],
+    "reads the ContextVar": [lambda x: x * sum(map(VARIABLE.get, [2.0]))],
     "reads grad_fn of a tensor": [lambda x: x * (2.0 if x.grad_fn is None else 3.0)],
 }
 
@@ -172,6 +179,23 @@ def test_an_object_that_raises_for_names_it_does_not_know() -> None:
     for _ in range(3):
         assert bits(compiled(x, strict)) == bits(x * 4.0)
     assert compiled.statistics().runs == 2
+
+
+def test_an_object_that_does_not_know_its_class() -> None:
+    class Strict:
+        def __getattribute__(self, name: str) -> Any:
+            return {"rate": GLOBAL["strict"]}[name]
+
+    GLOBAL["strict"] = 2.0
+    strict, x = [Strict()], leaf(3)
+    compiled = ag.compile(lambda x: x * strict[0].rate)
+    for rate in (2.0, 2.0, 2.0, 3.0, 3.0):
+        GLOBAL["strict"] = rate
+        assert bits(compiled(x)) == bits(x * rate)
+    strict[0] = Strict()
+    assert bits(compiled(x)) == bits(x * 3.0) and compiled.statistics().runs == 3
+    with pytest.raises(ag.errors.ArgumentTypeError, match="an object that cannot be looked at, since it raises KeyError"):
+        compiled(x, strict[0])
 
 
 def test_objects_that_are_equal_are_not_one() -> None:

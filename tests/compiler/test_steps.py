@@ -75,9 +75,11 @@ class Case:
         self.cycle = ag.optim.OneCycleLR(ag.optim.RMSprop(self.model.parameters()), 0.1, total_steps=40)
         self.plateau = ag.optim.ReduceLROnPlateau(self.optimizer, patience=1)
         self.scale = 1.0
+        self.frozen = ag.ones(1)
+        self.frozen.grad = ag.ones(1)
 
     def tensors(self) -> list[Any]:
-        everything = [*self.model.parameters(), *self.other.parameters()]
+        everything = [*self.model.parameters(), *self.other.parameters(), self.frozen]
         return [*everything, *self.average.module.parameters(), *(p.grad for p in everything)]
 
 
@@ -152,7 +154,21 @@ async def schedules_and_averages(case: Case, x: Any) -> Any:
     return loss
 
 
-STEPS = [schedules_and_averages, by_hand, gradients_in_place, gradients_given, two_losses, accumulated]
+async def frozen_gradients(case: Case, x: Any) -> Any:
+    frozen = case.frozen
+    case.optimizer.zero_grad()
+    loss = (case.model(x) * frozen).mean()
+    await loss.backward()
+    ag.optim.clip_grad_norm_([*case.model.parameters(), frozen], 0.5)
+    with ag.no_grad():
+        frozen.grad *= 1.5
+        frozen -= 0.1 * frozen.grad
+    frozen.grad = loss * frozen
+    case.optimizer.step()
+    return loss * frozen.grad.sum()
+
+
+STEPS = [frozen_gradients, schedules_and_averages, by_hand, gradients_in_place, gradients_given, two_losses, accumulated]
 
 
 @pytest.mark.parametrize("function", STEPS, ids=lambda f: f.__name__)

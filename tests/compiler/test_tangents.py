@@ -63,6 +63,11 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "decompositions": lambda x: (ag.linalg.svd(x, full_matrices=False)[1], ag.linalg.inv(x[:, :3] + 9 * ag.eye(3, dtype=np.float64))),
     "draws": lambda x: (F.dropout(x * 2, 0.5), x * ag.rand(3, 4, dtype=np.float64)),
     "numbers": lambda x: ag.zeros(3, 4, dtype=np.float64) + x,
+    "rounded": lambda x: (x.floor(), x.round() * x, x.ceil().sort(0)[0], x.trunc().std(), x * 2),
+    "made where x is": lambda x: (
+        x + x.new_zeros(3, 4) + ag.eye(3, 4, device=x.device), A.to(x.device), x.to("cpu") * ag.tensor(2.0, device=x.device)
+    ),
+    "draws where x is": lambda x: (x + ag.rand_like(x), x * ag.bernoulli(ag.ones_like(x) * 0.5), x * ag.randint_like(x, 3)),
     "no argument": lambda x: A * 2,
 }
 
@@ -123,10 +128,10 @@ async def test_tangents_that_come_later_are_one_step_of_the_program(name: str) -
             ag.seed(0)
             found.append(await pushed(each, x, tangents))
         assert found[0][0] == found[1][0], "also of those that were pushed before others"
-        assert found[1][1] == 1 or call == 0 or name in ("draws", "numbers", "no argument"), "one step"
+        assert found[1][1] == 1 or call == 0 or "draws" in name or name in ("numbers", "no argument"), "one step"
     statistics = compiled.statistics()
-    assert statistics.recordings == 1 and statistics.runs == (0 if name == "draws" else 2)
-    assert (name == "draws") == bool(statistics.reasons)
+    assert statistics.recordings == 1 and statistics.runs == (0 if "draws" in name else 2)
+    assert ("draws" in name) == bool(statistics.reasons)
 
 
 def test_memory_that_tangents_are_written_to_is_made_for_each_push() -> None:

@@ -188,7 +188,7 @@ def test_the_expressions_of_kinds_say_what_their_functions_do() -> None:
         "GLOBAL": (names, "name"), "CELL": (types.CellType(1), None), "ATTRIBUTE": (holder, "name"), "METHOD": (holder, "method"),
         "MEMBER": (Holder, "method"), "MISSING": (holder, "other"), "NOT_OWN": (holder, "name"), "SUPER": (Holder, (Holder, "__init__")),
         "CLASS": (holder, None), "ITEM": (names, "name"), "CONTAINS": (names, "name"), "CONTENT": ([1, 2], None), "LIST": ([1, 2], None),
-        "DICT": (names, None), "BYTES": (array, None), "BYTEARRAY": (bytearray(b"1"), None), "ARRAY": (array, None),
+        "DICT": (names, None), "NAMES": (Holder, None), "BYTES": (array, None), "BYTEARRAY": (bytearray(b"1"), None), "ARRAY": (array, None),
         "CALLED": (max, ((1, 2), ())), "CONTEXT": (names, ("name",)), "IS_DEAD": (weakref.ref(holder), None),
         "HAS_GRADIENT": (ag.ones(2, requires_grad=True), None), "HAS_HOOKS": (ag.ones(2, requires_grad=True)._node, 0),
     }  # fmt: skip

@@ -9,7 +9,9 @@ Note [Functions written in C]
 
 from __future__ import annotations
 
+import decimal
 import functools
+import importlib.util
 import operator
 import sys
 import weakref
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.kinds import ABSENT, member
+from aiograd.compiler.watching.kinds import ABSENT, is_a, member
 from aiograd.compiler.watching.objects import DISPATCHER, VIEWS_OF_ARRAYS, attribute, c_class_of, is_simple, item, items, operand, plain_attribute
 from aiograd.compiler.watching.reads import Reads
 from aiograd.compiler.watching.scope import is_watched
@@ -57,8 +59,10 @@ _CHANGES: dict[type[Any], frozenset[str]] = {
 #: methods that change an object and tell something of it
 _TAKES = frozenset("pop popleft popitem setdefault remove sort fill put resize move_to_end __delitem__ __iadd__ __ior__ partition itemset".split())
 #: methods and classes that read no more than the items themselves
-_SHALLOW = frozenset("keys values items copy count index __iter__ __len__ __reversed__".split())
+_SHALLOW = frozenset("keys values items copy __iter__ __len__ __reversed__".split())
 _OF_ITEMS = (list, tuple, set, frozenset, dict, deque, zip, enumerate, map, filter, reversed)
+#: functions of numpy that say what results depend on
+_SETTINGS = frozenset((np.geterr, np.geterrcall, np.getbufsize, np.get_printoptions))
 _METHODS = (MethodDescriptorType, WrapperDescriptorType)
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
@@ -81,28 +85,32 @@ def call(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[str, An
             return _method(reads, function.__self__, function.__name__, args, named, where)
         return call(reads, function.__func__, (function.__self__, *args), named, where)
     if cls is FunctionType:
-        if not is_watched(function.__code__, function.__globals__):
+        if function in _SETTINGS:
+            reads.add(kinds.CALLED, settings_of, ((function,), ()), settings_of(function), where)
+        elif function is importlib.import_module:
+            imported(reads, args[0] if args else "", args[1] if len(args) > 1 else None, where)
+        elif not is_watched(function.__code__, function.__globals__):
             _given(reads, args, named, where)
         return False
     if cls in _RULES:
         return bool(_RULES[cls](reads, function, args, named, where))
     if cls is BuiltinFunctionType or cls is MethodWrapperType:
         owner = function.__self__
-        if owner is None or isinstance(owner, ModuleType):
+        if owner is None or is_a(owner, ModuleType):
             return _function(reads, function, args, named, where)
         return _method(reads, owner, function.__name__, args, named, where)
     if cls in _METHODS:
         return _method(reads, args[0], function.__name__, args[1:], named, where) if args else False
-    if isinstance(function, type):
+    if is_a(function, type):
         return _class(reads, function, args, named, where)
-    if isinstance(function, np.ufunc) or cls is DISPATCHER:
+    if is_a(function, np.ufunc) or cls is DISPATCHER:
         _given(reads, args, named, where, arrays=not leaves_of((args, named), TensorCore))
         return False
     if _is_cython(function):
         if "." in function.__qualname__ and args:
             return _method(reads, args[0], function.__name__, args[1:], named, where)
         return _function(reads, function, args, named, where)
-    if c_class_of(cls) is not object and not isinstance(member(cls, "__call__"), FunctionType):
+    if c_class_of(cls) is not object and not is_a(member(cls, "__call__"), FunctionType):
         reads.refuse(function, f"it calls a {cls.__module__}.{cls.__name__}, whose result may be another each time", where)
     return False
 
@@ -146,11 +154,11 @@ def _is_seeded(module: str, args: tuple[Any, ...]) -> bool:
 
 def _method(reads: Reads, owner: Any, name: str, args: tuple[Any, ...], named: dict[str, Any], where: Any) -> bool:
     """A method that is written in C."""
-    c_class = owner if isinstance(owner, type) else c_class_of(type(owner))
-    if name in _OF_OBJECTS and not isinstance(owner, TensorCore):
+    c_class = owner if is_a(owner, type) else c_class_of(type(owner))
+    if name in _OF_OBJECTS and not is_a(owner, TensorCore):
         _OF_OBJECTS[name](reads, owner, args, where)
         return False
-    if isinstance(owner, type):
+    if is_a(owner, type):
         if f"{owner.__name__}.{name}" in _IMPURE or f"type.{name}" in _IMPURE or str(owner.__module__).partition(".")[0] not in _PURE:
             return _refuse(reads, f"{owner.__name__}.{name}()", where)
     elif c_class is ContextVar:
@@ -184,12 +192,45 @@ def _class(reads: Reads, cls: type[Any], args: tuple[Any, ...], named: dict[str,
         _class_of(reads, args, where)
     elif c_class.__module__.partition(".")[0] not in _PURE and f"{c_class.__module__}.{c_class.__name__}" not in _ALSO_PURE:
         return _is_seeded(c_class.__module__, args) or _refuse(reads, f"{cls.__module__}.{cls.__qualname__}()", where)
-    elif issubclass(cls, _OF_ITEMS):
+    elif issubclass(cls, _OF_ITEMS) and not _goes_deeper(cls, args):
         for each in args:
             items(reads, each, where)
     elif c_class is not object:
         _given(reads, args, named, where, arrays=True)
     return False
+
+
+def _goes_deeper(cls: type[Any], args: tuple[Any, ...]) -> bool:
+    """True for a class whose objects read the items of their items, or call a function written in C on these."""
+    if issubclass(cls, dict):
+        return bool(args) and not hasattr(args[0], "keys")
+    return issubclass(cls, (map, filter)) and bool(args) and type(args[0]) not in (FunctionType, MethodType)
+
+
+def settings_of(function: Any) -> Any:
+    """What one of `_SETTINGS` says."""
+    found = function()
+    return tuple(found.items()) if type(found) is dict else found
+
+
+def imported(reads: Reads, name: str, package: str | None, where: Any) -> None:
+    """Note that a module, and those that it is a part of, are imported: they have to be the same ones."""
+    try:
+        parts = importlib.util.resolve_name(name, package).split(".")
+    except ImportError:  # raised by the import
+        return
+    for count in range(1, len(parts) + 1):
+        full = ".".join(parts[:count])
+        if full in sys.modules:
+            reads.add(kinds.ITEM, sys.modules, full, sys.modules[full], where)
+        else:
+            reads.sets(kinds.ITEM, sys.modules, full, where)
+
+
+def _import(reads: Reads, args: tuple[Any, ...], where: Any) -> bool:
+    if args and is_a(args[0], str):
+        imported(reads, args[0], None, where)
+    return True
 
 
 def _context(reads: Reads, variable: Any, name: str, args: tuple[Any, ...], where: Any) -> bool:
@@ -202,22 +243,32 @@ def _context(reads: Reads, variable: Any, name: str, args: tuple[Any, ...], wher
 
 
 def _class_of(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
-    if args and c_class_of(type(args[0])) is object and not isinstance(args[0], (type, TensorCore)):
+    if args and c_class_of(type(args[0])) is object and not is_a(args[0], (type, TensorCore)):
         reads.add(kinds.CLASS, args[0], None, args[0].__class__, where)
 
 
 def _named_attribute(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
-    if len(args) > 1 and isinstance(args[1], str):
+    if len(args) > 1 and is_a(args[1], str):
         attribute(reads, args[0], args[1], where)
 
 
 def _set_attribute(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
-    if len(args) > 1 and isinstance(args[1], str):
+    if len(args) > 1 and is_a(args[1], str):
         reads.sets(kinds.ATTRIBUTE, args[0], args[1], where)
 
 
 def _nothing(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
     return None
+
+
+def _names_of(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
+    if args:
+        attribute(reads, args[0], "__dict__", where)
+
+
+def _decimal_context(reads: Reads, args: tuple[Any, ...], where: Any) -> None:
+    key = (), ()
+    reads.add(kinds.CALLED, decimal.getcontext, key, decimal.getcontext(), where)
 
 
 def _left_alone(reads: Reads, args: tuple[Any, ...], where: Any) -> bool:
@@ -241,8 +292,10 @@ _FUNCTIONS: dict[Any, Callable[[Reads, tuple[Any, ...], Any], Any]] = {
     iter: lambda reads, args, where: items(reads, args[0], where) if args else None,
     len: lambda reads, args, where: items(reads, args[0], where) if args else None,
     print: _left_alone,
-    __import__: _left_alone,
-    **dict.fromkeys((vars, globals, locals, id, hash, callable, issubclass, eval, exec, compile, sys.exc_info), _nothing),
+    __import__: _import,
+    vars: _names_of,
+    decimal.getcontext: _decimal_context,
+    **dict.fromkeys((globals, locals, id, hash, callable, issubclass, eval, exec, compile, sys.exc_info), _nothing),
 }
 #: by name of a method of `object`
 _OF_OBJECTS: dict[str, Callable[[Reads, Any, tuple[Any, ...], Any], Any]] = {
@@ -291,12 +344,12 @@ def _attribute_getter(reads: Reads, function: Any, args: tuple[Any, ...], named:
 
 def _method_caller(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[str, Any], where: Any) -> bool:
     made, given = function.__reduce__()
-    name = made.args[0] if isinstance(made, functools.partial) else given[0]
+    name = made.args[0] if is_a(made, functools.partial) else given[0]
     attribute(reads, args[0] if args else None, name, where)
     method = plain_attribute(args[0], name) if args else ABSENT
     if method is ABSENT:
         return _refuse(reads, f"{name}() by a methodcaller", where)
-    return call(reads, method, given[not isinstance(made, functools.partial) :], getattr(made, "keywords", {}), where)
+    return call(reads, method, given[not is_a(made, functools.partial) :], getattr(made, "keywords", {}), where)
 
 
 def _item_getter(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[str, Any], where: Any) -> bool:

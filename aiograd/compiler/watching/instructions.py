@@ -42,6 +42,8 @@ class Does(enum.Enum):
     CONTAINS = enum.auto()
     #: computes from objects: these
     OPERANDS = enum.auto()
+    #: looks if two objects are one: these
+    IS = enum.auto()
     #: computes from two objects and may change the first
     IN_PLACE = enum.auto()
     #: looks if an object is empty: the object
@@ -54,10 +56,12 @@ class Does(enum.Enum):
     CALL = enum.auto()
     #: calls with arguments in a tuple and a dict: the callable, the tuple, the dict if there is one
     CALL_UNPACKED = enum.auto()
-    #: imports a module: none
+    #: imports a module: the number of packages to go up; its name
     IMPORT = enum.auto()
     #: sets a global name: the value; the name
     SET_GLOBAL = enum.auto()
+    #: sets a name of a class body or of text that is executed: none; the name
+    SET_NAME = enum.auto()
     #: sets a variable of an enclosing function: its cell, the value
     SET_CELL = enum.auto()
     #: sets an attribute: the object, the value; its name
@@ -96,6 +100,7 @@ _FIXED: dict[str, tuple[Does, tuple[int, ...]]] = {
     "BINARY_SUBSCR": (Does.ITEM, (2, 1)),
     "BINARY_SLICE": (Does.SLICE, (3,)),
     "CONTAINS_OP": (Does.CONTAINS, (2, 1)),
+    "IS_OP": (Does.IS, (2, 1)),
     "COMPARE_OP": (Does.OPERANDS, (2, 1)),
     "BINARY_OP": (Does.OPERANDS, (2, 1)),
     "UNARY_NEGATIVE": (Does.OPERANDS, (1,)),
@@ -117,7 +122,9 @@ _FIXED: dict[str, tuple[Does, tuple[int, ...]]] = {
     "FORMAT_WITH_SPEC": (Does.CONTENT, (2,)),
     "MATCH_KEYS": (Does.CONTENT, (2,)),
     "MATCH_CLASS": (Does.MATCH, (3, 2, 1)),
-    "IMPORT_NAME": (Does.IMPORT, ()),
+    "IMPORT_NAME": (Does.IMPORT, (2,)),
+    "STORE_NAME": (Does.SET_NAME, ()),
+    "DELETE_NAME": (Does.SET_NAME, ()),
     "STORE_GLOBAL": (Does.SET_GLOBAL, (1,)),
     "DELETE_GLOBAL": (Does.SET_GLOBAL, ()),
     "STORE_ATTR": (Does.SET_ATTRIBUTE, (1, 2)),

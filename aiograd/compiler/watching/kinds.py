@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.tensors.accumulated import gradient_of
+
 #: numbers, flags and strings
 PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
 CONTAINERS = (tuple, list, dict, set, frozenset, deque)
@@ -59,11 +61,11 @@ def _is_missing(holder: Any, name: str) -> bool:
 
 def items_of(container: Any) -> list[Any]:
     """The items of a container of the standard library, of a dict its keys and values, without code of a subclass."""
-    if isinstance(container, dict):
+    if is_a(container, dict):
         return [*dict.__iter__(container), *dict.values(container)]
     kinds: tuple[Any, ...] = CONTAINERS
     for cls in kinds:
-        if isinstance(container, cls):
+        if is_a(container, cls):
             return [*cls.__iter__(container)]
     if hasattr(container, "keys"):
         return [*container, *container.values()]
@@ -98,32 +100,42 @@ CONTAINS = ReadKind("({k} in {h})", lambda holder, key: key in holder)
 CONTENT = ReadKind("{items}({h})", lambda holder, _: items_of(holder))
 LIST = ReadKind("[*{h}]", lambda holder, _: [*holder])
 DICT = ReadKind("[*{h}, *{h}.values()]", lambda holder, _: [*holder, *holder.values()])
+#: of a class, which gives a new view of its names each time
+NAMES = ReadKind("[*{h}.__dict__, *{h}.__dict__.values()]", lambda cls, _: [*cls.__dict__, *cls.__dict__.values()])
 BYTES = ReadKind("{h}.tobytes()", lambda holder, _: holder.tobytes())
 BYTEARRAY = ReadKind("bytes({h})", lambda holder, _: bytes(holder))
 ARRAY = ReadKind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (holder.shape, holder.dtype, holder.tobytes()))
 CALLED = ReadKind("{call}({h}, {k})", _call)
 CONTEXT = ReadKind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
-HAS_GRADIENT = ReadKind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
+#: of a Tensor, which may have become a leaf, or be one no more
+HAS_GRADIENT = ReadKind(
+    "(({h}._node.grad if {h}._node is not None else {h}._x and {h}._x.grad) is not None)", lambda tensor, _: gradient_of(tensor) is not None
+)
 HAS_HOOKS = ReadKind("{hooks}({h}, {k})", has_hooks)
 IS_DEAD = ReadKind("({h}() is None)", lambda reference, _: reference() is None)
 
 #: kinds with a copy of all items as their value; kinds that read one place, which the call may have set
-CONTENTS = (CONTENT, LIST, DICT)
+CONTENTS = (CONTENT, LIST, DICT, NAMES)
 OF_ONE = (GLOBAL, CELL, ATTRIBUTE, METHOD, MEMBER, MISSING, CLASS, ITEM)
 
 #: by the names that the texts of kinds use
 HELPERS = {"absent": ABSENT, "member": member, "after": _member_after, "missing": _is_missing, "items": items_of, "call": _call, "hooks": has_hooks}
 
 
+def is_a(thing: Any, kind: type[Any] | tuple[type[Any], ...]) -> bool:
+    """True for an object of a class; unlike `isinstance` it runs no code of the object."""
+    return issubclass(type(thing), kind)
+
+
 def is_same(a: Any, b: Any) -> bool:
     """True if two values count as one, see Note [Numbers by value, objects by identity]; 0.0 is another number than -0.0."""
     if a is b:
         return True
-    if a.__class__ is not b.__class__:
+    if type(a) is not type(b):
         return False
-    if isinstance(a, PLAIN):
+    if is_a(a, PLAIN):
         return bool((a == b and (a != 0 or str(a) == str(b))) or (a != a and b != b))
-    if isinstance(a, CONTAINERS):
+    if is_a(a, CONTAINERS):
         try:
             return len(a) == len(b) and all(map(is_same, items_of(a), items_of(b)))
         except RecursionError:  # it holds itself

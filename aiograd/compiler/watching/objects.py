@@ -17,16 +17,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from datetime import date, time, timedelta, tzinfo
-from decimal import Decimal
+from decimal import Decimal, getcontext
 from enum import Enum
-from operator import attrgetter, methodcaller
+from operator import attrgetter, itemgetter, methodcaller
 from re import Match, Pattern
 from typing import Any, TypeVar
 
 import numpy as np
 
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.kinds import ABSENT, PLAIN, ReadKind, is_same, items_of, member
+from aiograd.compiler.watching.kinds import ABSENT, PLAIN, ReadKind, is_a, is_same, items_of, member
 from aiograd.compiler.watching.reads import Reads
 from aiograd.tensors.core import TensorCore
 
@@ -47,14 +47,15 @@ _STEADY: tuple[type[Any], ...] = (
     types.MethodType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType,
     types.GetSetDescriptorType, types.ModuleType, types.CodeType, types.CellType, types.GenericAlias, TypeVar, property, classmethod,
     staticmethod, super, functools.partial, weakref.ReferenceType, ContextVar, Token, types.CoroutineType, _LOCK, _RECURSIVE_LOCK, np.dtype,
-    np.ufunc, DISPATCHER, Decimal, date, time, timedelta, tzinfo, Pattern, Match, BaseException, types.TracebackType, TensorCore,
+    np.ufunc, DISPATCHER, itemgetter, date, time, timedelta, tzinfo, Pattern, Match, BaseException, types.TracebackType, TensorCore,
 )  # fmt: skip
 #: functions that read attributes of their arguments
 _GETTERS = (attrgetter, methodcaller)
 #: attributes of Tensors that are neither their own data nor a part of the signature
-OF_THE_GRAPH = ("is_leaf", "grad_fn", "version", "_version", "retains_grad")
+OF_THE_GRAPH = ("is_leaf", "requires_grad", "grad_fn", "version", "_version", "retains_grad")
 #: methods of an array that make views
 VIEWS_OF_ARRAYS = frozenset("view reshape ravel transpose squeeze swapaxes diagonal".split())
+_BOUND_OF_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
 #: members of classes that are written in C
 _OF_C = (types.WrapperDescriptorType, types.MethodDescriptorType)
@@ -64,7 +65,7 @@ _BOUND_TO_CLASSES = (types.FunctionType, *_C_METHODS, property, type)
 def _c_class_of(cls: Any) -> Any:
     """The class written in C that the objects of a class are of; `object` if that has no state of its own."""
     for each in cls.__mro__:
-        if any([isinstance(found, _OF_C) and found.__objclass__ is each for found in vars(each).values()]):
+        if any([is_a(found, _OF_C) and found.__objclass__ is each for found in vars(each).values()]):
             return each
     return object
 
@@ -74,7 +75,7 @@ c_class_of: Callable[[Any], Any] = functools.lru_cache(4096)(_c_class_of)
 
 def is_simple(key: Any) -> bool:
     """True for a key that is compared without code of the user."""
-    return isinstance(key, (*PLAIN, types.NoneType, Enum, type)) or (key.__class__ is tuple and all(map(is_simple, key)))
+    return is_a(key, (*PLAIN, types.NoneType, Enum, type)) or (type(key) is tuple and all(map(is_simple, key)))
 
 
 # -------------------------------------------------------------------- attributes
@@ -83,7 +84,7 @@ def is_simple(key: Any) -> bool:
 def attribute(reads: Reads, holder: Any, name: str, where: Any, *, counts: bool = False) -> None:
     """Note the reading of an attribute that is there or is not."""
     cls = holder.__class__ if type(holder) in weakref.ProxyTypes else type(holder)
-    if isinstance(holder, TensorCore):
+    if is_a(holder, TensorCore):
         if name in OF_THE_GRAPH or name in getattr(holder, "__dict__", ()):
             reads.of_tensors.append((holder, name, getattr(holder, name), where))
         return
@@ -91,9 +92,9 @@ def attribute(reads: Reads, holder: Any, name: str, where: Any, *, counts: bool 
         key = holder.__thisclass__, name
         reads.add(kinds.SUPER, holder.__self_class__, key, kinds.SUPER.now(holder.__self_class__, key), where)
         return
-    if isinstance(member(cls, "__getattribute__"), types.FunctionType):
+    if is_a(member(cls, "__getattribute__"), types.FunctionType):
         return
-    if isinstance(holder, type):
+    if is_a(holder, type):
         _attribute_of_class(reads, holder, name, where, counts)
         return
     found = member(cls, name)
@@ -109,7 +110,7 @@ def attribute(reads: Reads, holder: Any, name: str, where: Any, *, counts: bool 
         else:
             reads.add(kinds.NOT_OWN, holder, name, True, where)
             reads.add(kinds.MEMBER, cls, name, found, where)
-    elif isinstance(found, _C_METHODS) and c_class_of(cls) is cls:
+    elif is_a(found, _C_METHODS) and c_class_of(cls) is cls:
         return  # of a class that cannot change
     else:
         _answered(reads, holder, name, where, counts)
@@ -121,7 +122,7 @@ def _attribute_of_class(reads: Reads, cls: type[Any], name: str, where: Any, cou
         if of_meta is not ABSENT and _runs_python(of_meta):
             reads.add(kinds.MEMBER, type(cls), name, of_meta, where)
             return
-    elif not isinstance(found, _BOUND_TO_CLASSES) and _runs_python(found):
+    elif not is_a(found, _BOUND_TO_CLASSES) and _runs_python(found):
         reads.add(kinds.MEMBER, cls, name, found, where)
         return
     _answered(reads, cls, name, where, counts)
@@ -134,11 +135,11 @@ def _is_data(descriptor: Any) -> bool:
 
 def _runs_python(descriptor: Any) -> bool:
     """True for a descriptor that may run Python code to make its value; False for a plain function or method."""
-    if isinstance(descriptor, property):
+    if is_a(descriptor, property):
         return True
-    if isinstance(descriptor, (types.FunctionType, classmethod, staticmethod)):
+    if is_a(descriptor, (types.FunctionType, classmethod, staticmethod)):
         return False
-    return isinstance(member(type(descriptor), "__get__"), types.FunctionType)
+    return is_a(member(type(descriptor), "__get__"), types.FunctionType)
 
 
 def _answered(reads: Reads, holder: Any, name: str, where: Any, counts: bool) -> None:
@@ -146,20 +147,22 @@ def _answered(reads: Reads, holder: Any, name: str, where: Any, counts: bool) ->
     try:
         value, again = _get(holder, name), _get(holder, name)
     except AttributeError:
-        if not (isinstance(holder, types.ModuleType) and holder.__name__.partition(".")[0] == "aiograd"):  # its parts are loaded when asked for
+        if not (is_a(holder, types.ModuleType) and holder.__name__.partition(".")[0] == "aiograd"):  # its parts are loaded when asked for
             reads.add(kinds.MISSING, holder, name, True, where)
         return
     if is_same(value, again):
         reads.add(kinds.ATTRIBUTE, holder, name, value, where, counts=counts)
-    elif isinstance(value, types.MethodType):
+    elif is_a(value, types.MethodType):
         reads.add(kinds.METHOD, holder, name, value.__func__, where)
-    elif not isinstance(value, (np.ndarray, *_DICTS, *_VIEWS, *_C_METHODS)):  # objects of these types are made anew at every read
+    elif name == "__dict__" and is_a(holder, type):
+        reads.add(kinds.NAMES, holder, None, kinds.NAMES.now(holder, None), where)
+    elif not is_a(value, (np.ndarray, *_DICTS, *_VIEWS, *_C_METHODS)):  # objects of these types are made anew at every read
         reads.refuse(holder, f"it reads {name} of a {type(holder).__name__}, which is another object each time", where)
 
 
 def _get(holder: Any, name: str) -> Any:
     """An attribute as C code gives it, without ``__getattr__``, which is watched when it runs."""
-    if isinstance(holder, types.ModuleType) and name not in holder.__dict__ and member(type(holder), name) is ABSENT:
+    if is_a(holder, types.ModuleType) and name not in holder.__dict__ and member(type(holder), name) is ABSENT:
         raise AttributeError(name)
     return member(type(holder), "__getattribute__")(holder, name)
 
@@ -170,7 +173,7 @@ def plain_attribute(holder: Any, name: str) -> Any:
     if found is not ABSENT and _runs_python(found) and name not in getattr(holder, "__dict__", ()):
         return ABSENT
     try:
-        return ABSENT if isinstance(member(type(holder), "__getattribute__"), types.FunctionType) else _get(holder, name)
+        return ABSENT if is_a(member(type(holder), "__getattribute__"), types.FunctionType) else _get(holder, name)
     except AttributeError:
         return ABSENT
 
@@ -184,20 +187,20 @@ _SEQUENCES: tuple[Any, ...] = (list, deque, *_BUFFERS)
 def item(reads: Reads, holder: Any, key: Any, where: Any, *, counts: bool = False) -> None:
     """Note the reading of an item."""
     cls = type(holder)
-    if isinstance(holder, TensorCore):
+    if is_a(holder, TensorCore):
         operand(reads, key, where)
-    elif id(holder) in reads.given or isinstance(member(cls, "__getitem__"), types.FunctionType) or isinstance(holder, type):
+    elif id(holder) in reads.given or is_a(member(cls, "__getitem__"), types.FunctionType) or is_a(holder, type):
         return
-    elif isinstance(holder, _DICTS):
+    elif is_a(holder, _DICTS):
         if not is_simple(key):
             operand(reads, holder, where)
         elif key in holder:
             reads.add(kinds.ITEM, holder, key, holder[key], where, counts=counts)
         else:
             reads.add(kinds.CONTAINS, holder, key, False, where)
-    elif isinstance(holder, np.ndarray):
+    elif is_a(holder, np.ndarray):
         _item_of_array(reads, holder, key, where)
-    elif isinstance(holder, _SEQUENCES) and isinstance(key, int) and -len(holder) <= key < len(holder):
+    elif is_a(holder, _SEQUENCES) and is_a(key, int) and -len(holder) <= key < len(holder):
         reads.add(kinds.ITEM, holder, key, holder[key], where, counts=counts)
     else:
         operand(reads, holder, where)
@@ -205,9 +208,9 @@ def item(reads: Reads, holder: Any, key: Any, where: Any, *, counts: bool = Fals
 
 def _item_of_array(reads: Reads, holder: np.ndarray[Any, Any], key: Any, where: Any) -> None:
     operand(reads, key, where)
-    keys = key if isinstance(key, tuple) else (key,)
-    if all([isinstance(each, (int, np.integer, slice, types.NoneType, types.EllipsisType)) and each.__class__ is not bool for each in keys]):
-        if any([isinstance(each, (slice, types.NoneType, types.EllipsisType)) for each in keys]) or len(keys) < holder.ndim:
+    keys = key if is_a(key, tuple) else (key,)
+    if all([is_a(each, (int, np.integer, slice, types.NoneType, types.EllipsisType)) and type(each) is not bool for each in keys]):
+        if any([is_a(each, (slice, types.NoneType, types.EllipsisType)) for each in keys]) or len(keys) < holder.ndim:
             return  # a view, which is read when something is computed from it
         try:
             reads.add(kinds.ITEM, holder, key, holder[key], where)
@@ -222,9 +225,9 @@ _HASHED: tuple[Any, ...] = (set, *_DICTS)
 
 def contains(reads: Reads, key: Any, holder: Any, where: Any) -> None:
     """Note that an item is looked for."""
-    if isinstance(member(type(holder), "__contains__"), types.FunctionType):
+    if is_a(member(type(holder), "__contains__"), types.FunctionType):
         return
-    if isinstance(holder, _HASHED) and is_simple(key) and id(holder) not in reads.given:
+    if is_a(holder, _HASHED) and is_simple(key) and id(holder) not in reads.given:
         reads.add(kinds.CONTAINS, holder, key, key in holder, where)
     else:
         operand(reads, holder, where)
@@ -238,14 +241,15 @@ def operand(reads: Reads, thing: Any, where: Any, depth: int = _DEPTH, *, arrays
     cls = type(thing)
     if cls in PLAIN or thing is None or id(thing) in reads.given:
         return
-    if isinstance(thing, (tuple, frozenset)):
+    c_class = c_class_of(cls)
+    if issubclass(c_class, (tuple, frozenset, *_LISTS, *_DICTS)) and not depth:
+        reads.refuse(thing, f"a built-in function goes over containers that are nested deeper than {_DEPTH}, or contain themselves", where)
+    elif issubclass(c_class, (tuple, frozenset)):
         for each in thing:
             operand(reads, each, where, depth - 1, arrays=arrays)
-        return
-    c_class = c_class_of(cls)
-    if issubclass(c_class, (*_LISTS, *_DICTS)):
+    elif issubclass(c_class, (*_LISTS, *_DICTS)):
         items(reads, thing, where)
-        for each in items_of(thing) if depth else ():
+        for each in items_of(thing):
             operand(reads, each, where, depth - 1, arrays=arrays)
     elif c_class is np.ndarray:
         if not (arrays and reads.takes_arrays):
@@ -259,11 +263,29 @@ def operand(reads: Reads, thing: Any, where: Any, depth: int = _DEPTH, *, arrays
         reads.add(kind, thing, None, kind.now(thing, None), where)
     elif c_class is functools.partial:
         operand(reads, (thing.func, thing.args, thing.keywords), where, depth - 1, arrays=arrays)
+    elif is_a(thing, _BOUND_OF_C):
+        _bound(reads, thing.__self__, where, depth, arrays)
+    elif c_class is Decimal:
+        reads.add(kinds.CALLED, decimal_settings, ((), ()), decimal_settings(), where)
     elif c_class in _GETTERS:
         reads.refuse(None, f"a built-in function reads attributes by an {cls.__name__}", where)
     elif not issubclass(c_class, _STEADY) and c_class is not object:
         how = "which can be used only once" if hasattr(c_class, "__next__") else "whose state may change"
         reads.refuse(thing, f"it uses a {cls.__name__}, {how}", where)
+
+
+def _bound(reads: Reads, owner: Any, where: Any, depth: int, arrays: bool) -> None:
+    """Note what a method that is written in C reads of its object, when other code calls it."""
+    if is_a(owner, ContextVar):
+        reads.refuse(None, f"a built-in function reads the ContextVar {owner.name}", where)
+    else:
+        operand(reads, owner, where, depth - 1, arrays=arrays)
+
+
+def decimal_settings() -> tuple[Any, ...]:
+    """What the results of decimal numbers depend on."""
+    now = getcontext()
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, *now.traps.values()
 
 
 def items(reads: Reads, thing: Any, where: Any) -> None:

@@ -15,14 +15,13 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Iterator
-from types import NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.kinds import ABSENT, CONTAINERS, HELPERS, PLAIN, ReadKind, is_same, items_of
-from aiograd.running.trees import leaves_of
+from aiograd.compiler.watching.kinds import ABSENT, CONTAINERS, HELPERS, PLAIN, ReadKind, is_a, is_same, items_of
 from aiograd.tensors.core import TensorCore
 
 
@@ -39,9 +38,21 @@ class Fit(enum.Enum):
 
 def _may_return(now: Any, value: Any) -> bool:
     """True if two values differ in numbers, flags and strings only."""
-    if now.__class__ is value.__class__ and isinstance(value, CONTAINERS) and len(now) == len(value):
+    if type(now) is type(value) and is_a(value, CONTAINERS) and len(now) == len(value):
         return all(is_same(*pair) or _may_return(*pair) for pair in zip(items_of(now), items_of(value), strict=True))
-    return isinstance(now, (*PLAIN, NoneType)) and isinstance(value, (*PLAIN, NoneType))
+    return is_a(now, (*PLAIN, NoneType)) and is_a(value, (*PLAIN, NoneType))
+
+
+def _tensors_in(value: Any) -> Iterator[TensorCore]:
+    """The Tensors in nested tuples, lists and dicts, which may contain themselves."""
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if is_a(each, TensorCore):
+            yield each
+        elif is_a(each, (tuple, list, dict)) and id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.values() if is_a(each, dict) else each
 
 
 class Read:
@@ -82,11 +93,15 @@ class Read:
         now = self.now()
         if is_same(now, self.value):
             return Fit.SAME
-        return Fit.OTHER if self.kind.may_return or _may_return(now, self.value) else Fit.STALE
+        try:
+            return Fit.OTHER if self.kind.may_return or _may_return(now, self.value) else Fit.STALE
+        except RecursionError:  # it holds itself
+            return Fit.STALE
 
     def __str__(self) -> str:
         """The expression, for people."""
-        holder = self.holder.__name__ if hasattr(self.holder, "__name__") else f"<{type(self.holder).__name__}>"
+        holder = getattr(self.holder, "__name__", None) if is_a(self.holder, (FunctionType, ModuleType, type)) else None
+        holder = holder or f"<{type(self.holder).__name__}>"
         key = self.key if self.kind in (kinds.ATTRIBUTE, kinds.METHOD) else repr(self.key)
         return self.kind.text.format(h=holder, k=key, **dict.fromkeys(HELPERS, ""))
 
@@ -97,7 +112,7 @@ def read_inputs(reads: list[Read], inputs: list[TensorCore]) -> tuple[tuple[int,
     A program of such a call cannot tell how the function came by them, so it runs for these only.
     """
     values = [each for read in reads for each in (read.value if read.kind in kinds.CONTENTS else (read.value,))]
-    arrays = {id(value._data) for value in values if isinstance(value, TensorCore)} | {id(value) for value in values if isinstance(value, np.ndarray)}
+    arrays = {id(value._data) for value in values if is_a(value, TensorCore)} | {id(value) for value in values if is_a(value, np.ndarray)}
     return tuple([(i, tensor._data) for i, tensor in enumerate(inputs) if id(tensor._data) in arrays])
 
 
@@ -152,8 +167,8 @@ class Reads:
             self.refuse(holder, f"it changes a {type(holder).__name__} that it reads", where)
             return
         self._reads[kind.text, id(holder), key] = Read(kind, holder, key, value, where, counts)
-        if isinstance(value, (TensorCore, tuple, list)):
-            for tensor in leaves_of(value, TensorCore):
+        if is_a(value, (TensorCore, tuple, list)):
+            for tensor in _tensors_in(value):
                 self.tensors[id(tensor)] = tensor
 
     def knows(self, kind: ReadKind, holder: Any) -> bool:
@@ -207,7 +222,7 @@ class Reads:
             if (id(holder), key) not in known | counters:
                 read = Read(kind, holder, key, ABSENT, where)
                 read.value = read.now()
-                if any(map(is_new, leaves_of(read.value, TensorCore))):
+                if any(map(is_new, _tensors_in(read.value))):
                     reasons.append(Reason(None, f"it keeps a tensor in a {type(holder).__name__}", where))
                 reads.append(read)
         for read in reads:
@@ -224,7 +239,7 @@ def _references(reads: list[Read], reasons: list[Reason], sets: list[Any], chang
     arrays: dict[int, np.ndarray[Any, Any]] = {}
     for thing in _things(reads, reasons, sets, changed, weak):
         counts[id(thing)] = counts.get(id(thing), 0) + 1
-        if isinstance(thing, np.ndarray):
+        if is_a(thing, np.ndarray):
             arrays[id(thing)] = thing
     for array in arrays.values():
         if array.base is not None:
@@ -248,7 +263,7 @@ def _is_own(thing: Any, counts: dict[int, int]) -> bool:
     """True if nothing but reads refers to an object."""
     if sys.getrefcount(thing) - _BY_CALL > counts.get(id(thing), 0):
         return False
-    base = thing.base if isinstance(thing, np.ndarray) else None
+    base = thing.base if is_a(thing, np.ndarray) else None
     return base is None or (isinstance(base, np.ndarray) and sys.getrefcount(base) - _BY_CALL <= counts.get(id(base), 0))
 
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from aiograd.compiler.lines import described_line, user_line
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.calls import call
+from aiograd.compiler.watching.calls import call, imported
 from aiograd.compiler.watching.instructions import Does, Instruction, watched_in
-from aiograd.compiler.watching.kinds import ABSENT, member
+from aiograd.compiler.watching.kinds import ABSENT, is_a, member
 from aiograd.compiler.watching.objects import attribute, contains, is_simple, item, items, operand
 from aiograd.compiler.watching.reads import Reads
 from aiograd.compiler.watching.scope import has_own_names, is_standard, is_watched, tells
@@ -204,10 +204,10 @@ class Watcher:
                     items(reads, found, self.where)
         if code.co_name.startswith("__") and code.co_name.endswith("__") and code.co_argcount:
             owner = at(locals_of(frame), 0)
-            if isinstance(owner, CellType) and code.co_varnames[0] in code.co_cellvars:
+            if type(owner) is CellType and code.co_varnames[0] in code.co_cellvars:
                 owner = owner.cell_contents
             for cls in (type(owner), owner):
-                if isinstance(cls, type) and getattr(member(cls, code.co_name), "__func__", member(cls, code.co_name)) is function:
+                if is_a(cls, type) and getattr(member(cls, code.co_name), "__func__", member(cls, code.co_name)) is function:
                     kind = kinds.ATTRIBUTE if getattr(cls, code.co_name) is function else kinds.METHOD
                     reads.add(kind, cls, code.co_name, function, self.where)
                     break
@@ -278,7 +278,7 @@ def _cell(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instru
 
 def _attribute(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     holder = at(address, instruction.places[0])
-    if watcher.has_names or not isinstance(holder, ModuleType):
+    if watcher.has_names or not is_a(holder, ModuleType):
         attribute(reads, holder, instruction.argument, watcher.where, counts=instruction.counts)
 
 
@@ -301,16 +301,23 @@ def _operands(watcher: Watcher, reads: Reads, frame: FrameType, address: int, in
     first, *rest = instruction.places
     one = at(address, first)
     other = at(address, rest[0]) if rest else None
-    has_tensor = isinstance(one, TensorCore) or isinstance(other, TensorCore)
+    has_tensor = is_a(one, TensorCore) or is_a(other, TensorCore)
     for each in (one, other):
-        if each is not None and not isinstance(each, _NOT_READ):
+        if each is not None and not is_a(each, _NOT_READ):
             operand(reads, each, watcher.where, arrays=not has_tensor)
+
+
+def _is(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
+    one, other = (at(address, place) for place in instruction.places)
+    if watcher.has_names and type(one) is type(other) and is_a(one, _CONTAINERS):
+        for each in (one, other):  # an equal one may take its place
+            reads.refuse(each, f"it looks if two objects are the same {type(one).__name__}", watcher.where)
 
 
 def _in_place(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     _operands(watcher, reads, frame, address, instruction)
     changed = at(address, instruction.places[0])
-    if isinstance(changed, (*_CONTAINERS, np.ndarray)):
+    if is_a(changed, (*_CONTAINERS, np.ndarray)):
         reads.changes(changed)
 
 
@@ -320,7 +327,7 @@ def _content(watcher: Watcher, reads: Reads, frame: FrameType, address: int, ins
 
 def _slice(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     holder = at(address, instruction.places[0])
-    if not isinstance(holder, np.ndarray):  # of which it is a view, read when something is computed from it
+    if not is_a(holder, np.ndarray):  # of which it is a view, read when something is computed from it
         items(reads, holder, watcher.where)
 
 
@@ -356,11 +363,18 @@ def _call_unpacked(watcher: Watcher, reads: Reads, frame: FrameType, address: in
 
 
 def _import(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
+    if watcher.has_names:
+        package = frame.f_globals.get("__package__")
+        imported(reads, "." * at(address, instruction.places[0]) + instruction.argument, package, watcher.where)
     watcher._left = frame
 
 
 def _set_global(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     reads.sets(kinds.GLOBAL, frame.f_globals, instruction.argument, watcher.where)
+
+
+def _set_name(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
+    reads.sets(kinds.GLOBAL, frame.f_locals, instruction.argument, watcher.where)
 
 
 def _set_cell(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
@@ -369,13 +383,13 @@ def _set_cell(watcher: Watcher, reads: Reads, frame: FrameType, address: int, in
 
 def _set_attribute(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     holder = at(address, instruction.places[0])
-    if not isinstance(holder, TensorCore):
+    if not is_a(holder, TensorCore):
         reads.sets(kinds.ATTRIBUTE, holder, instruction.argument, watcher.where)
 
 
 def _set_item(watcher: Watcher, reads: Reads, frame: FrameType, address: int, instruction: Instruction) -> None:
     holder, key = (at(address, place) for place in instruction.places[:2])
-    if isinstance(holder, TensorCore):
+    if is_a(holder, TensorCore):
         for place in instruction.places[1:]:
             operand(reads, at(address, place), watcher.where, arrays=False)
     elif is_simple(key):
@@ -399,6 +413,7 @@ _HANDLERS: dict[Does, Callable[[Watcher, Reads, FrameType, int, Instruction], No
     Does.ITEM: _item,
     Does.CONTAINS: _contains,
     Does.OPERANDS: _operands,
+    Does.IS: _is,
     Does.IN_PLACE: _in_place,
     Does.SLICE: _slice,
     Does.TRUTH: _content,
@@ -408,6 +423,7 @@ _HANDLERS: dict[Does, Callable[[Watcher, Reads, FrameType, int, Instruction], No
     Does.CALL_UNPACKED: _call_unpacked,
     Does.IMPORT: _import,
     Does.SET_GLOBAL: _set_global,
+    Does.SET_NAME: _set_name,
     Does.SET_CELL: _set_cell,
     Does.SET_ATTRIBUTE: _set_attribute,
     Does.SET_ITEM: _set_item,
