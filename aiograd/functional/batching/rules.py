@@ -29,7 +29,7 @@ BROADCAST = (
     "digamma zeta bessel_i0 bessel_i1 bessel_i0e bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 sinc xlogy "
     "bessel_jv bessel_yn bessel_iv bessel_ive bessel_k0 bessel_k1 rgamma gammasgn gammainc gammaincc betainc betaincc stdtr erfcx ndtri "
     "exprel rel_entr where mask round real imag angle conj clone to_copy nan_to_num complex isclose clamp_min "
-    "clamp_max"
+    "clamp_max to_device"
 ).split()
 REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
 #: rows with rules for settings that differ from example to example
@@ -44,6 +44,8 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     if settings:
         statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
         settings = leaves_of(statics, BatchedArray)
+    if op.name == "to_device":
+        statics = {**statics, "source": arrays[0].value.device}
     batched = any([isinstance(x, BatchedArray) and x.batched for x in (*arrays, *settings)])
     with recording(level.records_now):
         if not batched:
