@@ -277,6 +277,8 @@ class DualArray(LevelArray):
     def take_part(self, part: DualArray, index: Any, shape: Shape | None) -> None:
         """Take over the tangent of a view that was written: its elements are those at `index`, or all of them, in another shape."""
         level = self.level
+        if isinstance(self.primal, LevelArray):
+            self.primal.take_part(part.primal, index, shape)  # type: ignore[attr-defined]
         if not current_mode().tangents:
             return  # the part kept its tangent
         if shape is not None:
@@ -302,7 +304,7 @@ class DualArray(LevelArray):
     def without_tangent(self, tensor: Any = None) -> Self:
         """The same value, a constant of this call and of all calls around it."""
         primal = self.primal
-        return type(self)(self.level, primal.detach() if isinstance(primal, TensorCore) else without_tangent(primal), None)
+        return type(self)(self.level, primal.detach() if isinstance(primal, TensorCore) else without_tangent(primal, tensor), None)
 
 
 #: runs a row on dual arrays; set by `aiograd.forward.rows`, which is built on this module

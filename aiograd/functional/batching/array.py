@@ -188,10 +188,14 @@ class DetachedArray(BatchedArray):
 
     @property
     def _other(self) -> BatchedArray:
-        if isinstance(self.source, TensorCore):
-            refresh(self.source)
-            return self.source._data  # type: ignore[return-value]
-        return self.source  # type: ignore[no-any-return]
+        found = self.source
+        while not isinstance(found, BatchedArray) or found.level is not self.level:
+            if isinstance(found, TensorCore):
+                refresh(found)
+                found = found._data
+            else:
+                found = getattr(found, found.holds)
+        return found
 
     @property
     def value(self) -> Any:
