@@ -16,6 +16,7 @@ import numpy as np
 from aiograd.array_functions.searching import where
 from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
+from aiograd.ops.shape import checked_axis
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
 from aiograd.tensors.levels import recording, split_arguments
@@ -78,6 +79,11 @@ def _defaulted(op: Op, statics: dict[str, Any], name: str) -> Any:
     return statics.get(name, op.defaults.get(name))
 
 
+def _behind(axis: int, ndim: int) -> int:
+    """An axis of an example with `ndim` axes in a batch of them."""
+    return checked_axis(axis, ndim) + 1
+
+
 def _in_front(level: BatchLevel, x: Any, ndim: int) -> Any:
     """The Tensor of an argument with the batch in front of `ndim` axes; one that is the same for all examples as it is."""
     if not isinstance(x, BatchedArray):
@@ -118,19 +124,22 @@ def _broadcast(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, 
 def _reduce(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     axes = range(x.ndim) if axis is None or not x.ndim else (axis,) if isinstance(axis, int) else axis
-    return call(op, (x.value,), {**statics, "axis": tuple(a % x.ndim + 1 for a in axes)})
+    return call(op, (x.value,), {**statics, "axis": tuple(_behind(a, x.ndim) for a in axes)})
 
 
 def _along(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
-    x = arrays[0]
-    return call(op, (x.value,), {**statics, "axis": _defaulted(op, statics, "axis") % x.ndim + 1}) if x.ndim else NotImplemented
+    x, axis = arrays[0], _defaulted(op, statics, "axis")
+    if axis is None or not x.ndim:
+        return NotImplemented
+    along = tuple(_behind(a, x.ndim) for a in axis) if isinstance(axis, tuple) else _behind(axis, x.ndim)
+    return call(op, (x.value,), {**statics, "axis": along})
 
 
 def _index_of(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     if axis is None and x.ndim != 1:
         return NotImplemented
-    return call(op, (x.value,), {**statics, "axis": (axis or 0) % x.ndim + 1}) if x.ndim else NotImplemented
+    return call(op, (x.value,), {**statics, "axis": _behind(axis or 0, x.ndim)}) if x.ndim else NotImplemented
 
 
 def _reshape(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
@@ -149,25 +158,25 @@ def _expand(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any
 def _permute(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim, axes = arrays[0].ndim, _defaulted(op, statics, "axes")
     order = tuple(range(ndim))[::-1] if axes is None else axes
-    return call(op, (arrays[0].value,), {"axes": (0, *(a % ndim + 1 for a in order))})
+    return call(op, (arrays[0].value,), {"axes": (0, *(_behind(a, ndim) for a in order))})
 
 
 def _transpose(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim = arrays[0].ndim
-    return call(op, (arrays[0].value,), {name: _defaulted(op, statics, name) % ndim + 1 for name in ("axis0", "axis1")})
+    return call(op, (arrays[0].value,), {name: _behind(_defaulted(op, statics, name), ndim) for name in ("axis0", "axis1")})
 
 
 def _squeeze(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     axes = [a for a, n in enumerate(x.shape) if n == 1] if axis is None else (axis,) if isinstance(axis, int) else axis
-    return call(op, (x.value,), {"axis": tuple(a % x.ndim + 1 for a in axes)})
+    return call(op, (x.value,), {"axis": tuple(_behind(a, x.ndim) for a in axes)})
 
 
 def _unsqueeze(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     axis = _defaulted(op, statics, "axis")
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     ndim = arrays[0].ndim + len(axes)
-    return call(op, (arrays[0].value,), {"axis": tuple(a % ndim + 1 for a in axes)})
+    return call(op, (arrays[0].value,), {"axis": tuple(_behind(a, ndim) for a in axes)})
 
 
 def _getitem(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
@@ -177,7 +186,7 @@ def _getitem(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, An
 
 def _join(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim = arrays[0].ndim + (op.name == "stack")
-    return call(op, tuple(_spread(level, x) for x in arrays), {"axis": _defaulted(op, statics, "axis") % ndim + 1})
+    return call(op, tuple(_spread(level, x) for x in arrays), {"axis": _behind(_defaulted(op, statics, "axis"), ndim)})
 
 
 def _like(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
