@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, ArgumentTypeError, InPlaceError, NoGraphError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, NoGraphError, ShapeError
 from aiograd.functional.batching.rules import RULES
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
@@ -172,6 +172,19 @@ def test_axes_nesting_and_constants() -> None:
     assert ag.vmap(lambda r: ag.where(r > 0, r, 0.0).max())(ag.tensor(X)).tolist() == np.where(X > 0, X, 0).max(1).tolist()
     solved = ag.vmap(ag.linalg.solve)(ag.tensor(X[:, :, None] * 0 + np.eye(3) * 2), ag.tensor(X))
     np.testing.assert_allclose(solved.numpy(), X / 2)
+
+
+def test_several_axes_no_axis_and_an_axis_that_is_not_there() -> None:
+    batch = ag.tensor(rng.normal(size=(4, 2, 3)))
+    for function in (lambda x: ag.softmax(x, (0, 1)), lambda x: ag.log_softmax(x, (0, -1)), lambda x: ag.argsort(x, None), lambda x: np.sort(x, None)):
+        found = ag.vmap(function)(batch)
+        np.testing.assert_allclose(found.numpy(), np.stack([function(x).numpy() for x in batch]))
+    for function in (
+        lambda x: x.sum(2), lambda x: x.softmax(-3), lambda x: x.argmax(2), lambda x: x.swapaxes(0, 2), lambda x: x.squeeze(2), lambda x: x.cumsum(2),
+        lambda x: x.unsqueeze(3), lambda x: ag.stack([x, x], 3), lambda x: ag.cat([x, x], 2), lambda x: ag.permute(x, (1, 2)),
+    ):  # fmt: skip
+        for run in (lambda f=function: f(batch[0]), lambda f=function: ag.vmap(f)(batch)):
+            assert_raises(IndexRangeError, None, run)
 
 
 @pytest.mark.parametrize(
