@@ -268,7 +268,8 @@ BIG = 10**30
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: F.tensordot(1.0, V), ShapeError, "axes=2, expected 0 to 0"), (lambda: F.hstack([]), ArgumentError, r"hstack\(\): expected at least one"),
+        (lambda: F.tensordot(1.0, V), ShapeError, "axes=2, expected 0 to 0"),
+        (lambda: F.hstack([]), ArgumentError, r"hstack\(\): expected at least one"),
         (lambda: F.vstack([]), ArgumentError, "at least one"), (lambda: F.dstack([]), ArgumentError, "at least one"),
         (lambda: F.column_stack([]), ArgumentError, "at least one"), (lambda: ag.broadcast_tensors(A, V[:2]), ShapeError, r"\[3, 4\], \[2\] do not"),
         (lambda: F.masked_select(A, V[:2] > 0), ShapeError, "do not broadcast"), (lambda: F.repeat(V, [1, 2]), ShapeError, "expected 4 ints"),
@@ -282,6 +283,7 @@ BIG = 10**30
         (lambda: F.full((2,), BIG), ArgumentError, "that the value fits"), (lambda: ag.tensor([1]) + BIG, ArgumentError, "does not fit dtype int64"),
         (lambda: ag.tensor([1]) < BIG, ArgumentError, "does not fit dtype int64"), (lambda: ag.tensor(V) * 10**400, ArgumentError, "does not fit"),
         (lambda: F.full_like(N, BIG), ArgumentError, "too large"), (lambda: F.clip(ag.tensor(N), 0, BIG), ArgumentError, "too large"),
+        (lambda: F.index_add(1.0, [0, 1], V[:2]), IndexRangeError, "place 0 only"),
         (lambda: F.index_add(V, N, A[:, :1]), ShapeError, r"slices of shape \[3, 1\] into \[4\], expected \[4\]"),
     ],
 )  # fmt: skip

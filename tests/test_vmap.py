@@ -176,7 +176,7 @@ def test_axes_nesting_and_constants() -> None:
 
 def test_several_axes_no_axis_and_an_axis_that_is_not_there() -> None:
     batch = ag.tensor(rng.normal(size=(4, 2, 3)))
-    for function in (lambda x: ag.softmax(x, (0, 1)), lambda x: ag.log_softmax(x, (0, -1)), lambda x: ag.argsort(x, None), lambda x: np.sort(x, None)):
+    for function in (lambda x: ag.softmax(x, (0, 1)), lambda x: ag.log_softmax(x, (0, -1)), lambda x: ag.argsort(x, None)):
         found = ag.vmap(function)(batch)
         np.testing.assert_allclose(found.numpy(), np.stack([function(x).numpy() for x in batch]))
     for function in (
@@ -313,7 +313,7 @@ async def test_detached_tensors_share_memory_and_writes_without_recording_leave_
         leaves = [batch.clone().requires_grad_() for _ in range(2)]
         results = [ag.vmap(listed)(leaves[0]), [ag.stack(parts) for parts in zip(*map(listed, leaves[1] * 1), strict=True)]]
         if results[1][0].requires_grad:
-            for each, outputs in zip(leaves, results, strict=True):
+            for outputs in results:
                 await sum((part * part).sum() for part in outputs if part.requires_grad).backward()
             np.testing.assert_allclose(leaves[0].grad.numpy(), leaves[1].grad.numpy())
         assert [part.requires_grad for part in results[0]] == [part.requires_grad for part in results[1]]

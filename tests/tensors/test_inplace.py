@@ -523,7 +523,8 @@ def test_elements_that_share_a_place_cannot_be_modified() -> None:
 
 WINDOWS: dict[str, Callable[[Any], Any]] = {
     "unfold": lambda t: t.unfold(0, 2, 1), "steps": lambda t: t.unfold(1, 2, 2), "of a part": lambda t: t[1:].T.unfold(0, 3, 1),
-    "two axes": lambda t: ag.sliding_window_view(t, (2, 3)), "numpy": lambda t: np.lib.stride_tricks.sliding_window_view(t, 2, 0), "part": lambda t: t.unfold(0, 2, 1)[0],
+    "two axes": lambda t: ag.sliding_window_view(t, (2, 3)), "numpy": lambda t: np.lib.stride_tricks.sliding_window_view(t, 2, 0),
+    "part": lambda t: t.unfold(0, 2, 1)[0],
 }  # fmt: skip
 
 

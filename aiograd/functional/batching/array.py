@@ -203,7 +203,7 @@ class DetachedArray(BatchedArray):
         return self._other.value.detach()
 
     @property
-    def batched(self) -> bool:
+    def batched(self) -> bool:  # type: ignore[override]
         """As of the other array."""
         return self._other.batched
 
