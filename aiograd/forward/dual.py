@@ -256,6 +256,8 @@ class DualArray(LevelArray):
         if (self.tangent is not None or given.tangent is not None) and current_mode().tangents:  # else as a write that no graph records
             changed = level.run(ROWS["setitem"], (self, given), {"index": index})
             self.tangent, self.inputs = changed.tangent, changed.inputs
+        if level.steps:
+            KEEP[0](level, self.primal)
         with ModeScope(grad=level.records):
             self.primal[index] = given.primal
 
@@ -309,3 +311,5 @@ class DualArray(LevelArray):
 
 #: runs a row on dual arrays; set by `aiograd.forward.rows`, which is built on this module
 RUN: list[Callable[[ForwardLevel, Op, tuple[Any, ...], dict[str, Any]], Any]] = []
+#: likewise: gives steps that are kept copies of what they have saved of arrays that may be written
+KEEP: list[Callable[..., None]] = []
