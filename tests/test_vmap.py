@@ -328,6 +328,22 @@ async def test_detached_tensors_share_memory_and_writes_without_recording_leave_
         np.testing.assert_allclose(one.detach().numpy(), other.detach().numpy())
 
 
+@pytest.mark.parametrize("take", [lambda y: y[::-1], lambda y: y.reshape(3, 1)[:, 0], lambda y: y.detach()[::-1]], ids=["part", "parts", "detached"])
+async def test_writes_through_views_on_arrays_of_two_levels(take: Any) -> None:
+    def written(x: Any) -> Any:
+        y = x * 2.0
+        part = take(y)
+        part[0] = x[1].detach() * 3.0
+        return y
+
+    async def pushed(x: Any) -> Any:
+        return await ag.jvp(written, x, x)
+
+    found = await ag.vmap(pushed)(ag.tensor(X))
+    for mine, theirs in zip(found, zip(*[await pushed(row) for row in ag.tensor(X) * 1], strict=True), strict=True):
+        np.testing.assert_allclose(mine.numpy(), ag.stack(theirs).numpy())
+
+
 def test_a_write_into_a_detached_tensor_takes_no_values_with_a_gradient() -> None:
     def function(x: Any) -> Any:
         apart = ag.zeros_like(x).detach()
