@@ -115,7 +115,7 @@ async def push_forward(
         duals = [level.input(value, vector, i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
         with ModeScope(grad=False, tangents=True):
             returned, one_output = await call(fn, duals, what)
-            outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)
+        outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)
         refuse_complex(what, outputs)
         if strict:
             reached = functools.reduce(operator.or_, seen)

@@ -47,8 +47,8 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
         duals = [level.dual(value, place) for value, place in zip(values, places, strict=True)]
         with ModeScope(grad=False, tangents=True):
             returned, one_output = await call(fn, duals, "linearize")
-            outputs, tangents, _ = zip(*map(level.parts, returned), strict=True)
-            keep(level, *[level.own(tensor) for tensor in (*values, *outputs)])  # the caller may write into them
+        outputs, tangents, _ = zip(*map(level.parts, returned), strict=True)
+        keep(level, *[level.own(tensor) for tensor in (*values, *outputs)])  # the caller may write into them
     refuse_complex("linearize", outputs)
     outputs = detached(outputs, False)
 
