@@ -20,8 +20,9 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
     """The outputs of `fn`, and its derivative at `inputs` as a function of tangents. `fn` runs once.
 
     The steps of forward mode are kept and run for every tangent, so that a product costs no more than `jvp` without the values. Saved values are
-    kept for as long as `push`, and as they were when what the function makes, takes or returns is written later; tensors from outside, such as parameters,
-    are saved as they are, so write into these after the last product. An ``async def jvp`` of a custom `Function` is awaited. Cancelling stops `fn`, or one product.
+    kept for as long as `push`, as they were when what the function takes, makes or returns is written later. Tensors from outside, such as
+    parameters, are saved as they are: write into those after the last product. An ``async def jvp`` of a custom `Function` is awaited. Cancelling
+    stops `fn`, or one product.
 
     Args:
         fn: function of the inputs.
