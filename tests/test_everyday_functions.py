@@ -247,3 +247,57 @@ def test_a_complete_qr_of_a_tall_matrix_has_values_and_no_derivative() -> None:
     assert q.shape == (3, 3) and r.shape == (3, 2)
     np.testing.assert_allclose((q @ r).numpy(), x.numpy())
     assert_raises(ag.errors.NoRuleError, "additional columns are arbitrary", lambda: ag.linalg.qr(x.requires_grad_(), mode="complete"))
+
+
+@pytest.mark.parametrize(
+    ("axis", "call"),
+    [
+        (3, lambda: F.median(A, 3)), (3, lambda: F.nanmedian(A, 3)), (7, lambda: F.quantile(A, 0.5, 7)), (3, lambda: ag.nn.functional.glu(A, dim=3)),
+        (5, lambda: ag.split(A, 2, 5)), (0, lambda: ag.split(1.0, 2)), (5, lambda: F.tensor_split(A, 2, 5)), (2, lambda: F.fft.fftshift(V, axes=2)),
+        (2, lambda: F.fft.ifftshift(V, axes=2)), (-1, lambda: F.fft.irfft(1.0)), (5, lambda: F.flatten(A, 5)), (5, lambda: ag.permute(A, (5, 0))),
+        (5, lambda: F.repeat(A, N, axis=5)), (2, lambda: F.index_add(A, 2, N, A)), (2, lambda: F.index_copy(A, 2, N, A)),
+    ],
+)  # fmt: skip
+def test_an_axis_that_is_not_there_is_named(axis: int, call: Callable[[], Any]) -> None:
+    assert_raises(IndexRangeError, rf"axis {axis} of an array of \d axes: expected", call)
+
+
+BIG = 10**30
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: F.tensordot(1.0, V), ShapeError, "axes=2, expected 0 to 0"),
+        (lambda: F.hstack([]), ArgumentError, r"hstack\(\): expected at least one"),
+        (lambda: F.vstack([]), ArgumentError, "at least one"), (lambda: F.dstack([]), ArgumentError, "at least one"),
+        (lambda: F.column_stack([]), ArgumentError, "at least one"), (lambda: ag.broadcast_tensors(A, V[:2]), ShapeError, r"\[3, 4\], \[2\] do not"),
+        (lambda: F.masked_select(A, V[:2] > 0), ShapeError, "do not broadcast"), (lambda: F.repeat(V, [1, 2]), ShapeError, "expected 4 ints"),
+        (lambda: F.repeat(V, [1, 2, -1, 0]), ShapeError, "at least 0"), (lambda: F.bincount([-1]), ArgumentError, "integers from 0 on"),
+        (lambda: F.bincount(V), ArgumentError, "a vector of integers"), (lambda: F.bincount([[1]]), ArgumentError, "a vector of integers"),
+        (lambda: F.bincount([1, 2], V), ShapeError, "one weight each"), (lambda: F.finfo(ag.int32), ArgumentTypeError, "expected a floating"),
+        (lambda: F.iinfo(ag.float32), ArgumentTypeError, "expected an integer"), (lambda: F.zeros(2, dtype="nosuch"), ArgumentTypeError, "nosuch"),
+        (lambda: F.arange(0, math.nan), ArgumentError, "Expected finite"), (lambda: F.arange(0, math.inf), ArgumentError, "Expected finite"),
+        (lambda: F.arange(3, dtype="nosuch"), ArgumentTypeError, "nosuch"), (lambda: F.logical_xor(A, None), ArgumentTypeError, "is None"),
+        (lambda: F.logical_and(None, A), ArgumentTypeError, "is None"), (lambda: F.abs(BIG), ArgumentError, "100 bits does not fit dtype int64"),
+        (lambda: F.full((2,), BIG), ArgumentError, "that the value fits"), (lambda: ag.tensor([1]) + BIG, ArgumentError, "does not fit dtype int64"),
+        (lambda: ag.tensor([1]) < BIG, ArgumentError, "does not fit dtype int64"), (lambda: ag.tensor(V) * 10**400, ArgumentError, "does not fit"),
+        (lambda: F.full_like(N, BIG), ArgumentError, "too large"), (lambda: F.clip(ag.tensor(N), 0, BIG), ArgumentError, "too large"),
+        (lambda: F.index_add(1.0, [0, 1], V[:2]), IndexRangeError, "place 0 only"),
+        (lambda: F.index_add(V, N, A[:, :1]), ShapeError, r"slices of shape \[3, 1\] into \[4\], expected \[4\]"),
+    ],
+)  # fmt: skip
+def test_errors_of_numpy_become_those_of_the_package(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    assert_raises(error, text, call)
+
+
+async def test_slices_are_added_at_indices_with_broadcasting_and_its_gradient() -> None:
+    for shape in ((4, 2), (1, 2), (2,), (4, 1)):
+        x, s = ag.tensor(np.ones((3, 2)), requires_grad=True), ag.tensor(np.ones(shape), requires_grad=True)
+        y = F.index_add(x, [2, 0, 2, 1], s, axis=0)
+        np.testing.assert_array_equal(y.detach().numpy(), [[2, 2], [2, 2], [3, 3]])
+        await (y * y).sum().backward()
+        assert s.grad is not None
+        wide = np.array([[6, 6], [4, 4], [6, 6], [4, 4]])
+        expected = wide if shape == (4, 2) else wide.sum(1, keepdims=True) if shape == (4, 1) else wide.sum(0).reshape(shape)
+        np.testing.assert_array_equal(s.grad.numpy(), expected)

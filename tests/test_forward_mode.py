@@ -150,6 +150,87 @@ def shared_tangents(x: Any) -> Any:
     return y * x + z
 
 
+def stale(take: Any, write: Any, read: bool = False) -> Any:
+    """A function that returns a part of a tensor that is written after it was taken."""
+
+    def fn(x: Any) -> Any:
+        y = (x * 2.0).reshape(1, 4)
+        part = take(y)
+        write(y)
+        if read:
+            with ag.no_grad():
+                part + 1
+        return part
+
+    return fn
+
+
+TAKES: dict[str, Any] = {
+    "slice": lambda y: y[:, 1:], "flatten": lambda y: y.flatten(), "squeeze": lambda y: y.squeeze(), "unbind": lambda y: y[0].unbind()[1],
+    "split": lambda y: y[0].split(2)[1], "movedim": lambda y: y.movedim(0, 1), "windows": lambda y: y.unfold(1, 2, 1),
+    "cpu": lambda y: y.cpu(), "to": lambda y: y.to("cpu"), "view of view": lambda y: y[0][1:].reshape(3, 1),
+}  # fmt: skip
+
+
+def masked(y: Any) -> None:
+    y[y > 0] = 0.5
+
+
+def quietly(y: Any) -> None:
+    with ag.no_grad():
+        y *= 3.0
+
+
+@pytest.mark.parametrize("name", TAKES)
+async def test_outputs_have_the_tangents_of_what_was_written_last(name: str) -> None:
+    for write in (lambda y: y.mul_(3.0), masked, lambda y: y.copy_(y.flip(1) * 3.0)):
+        for read in (False, True):
+            fn = stale(TAKES[name], write, read)
+            product = await check(fn)
+            close((await (await ag.linearize(fn, tensor(X)))[1](tensor(V))), product.numpy())
+            close((await ag.jacfwd(fn, tensor(X))), (await ag.jacrev(fn, tensor(X))).numpy())
+            compiled = ag.compile(fn)
+            for _ in range(3):
+                close((await ag.jvp(compiled, tensor(X), tensor(V)))[1], product.numpy())
+    _, product = await ag.hvp(lambda x: stale(TAKES[name], masked)(x * x).sum(), tensor(X), tensor(V))
+    _, twice = await ag.hvp(lambda x: (stale(TAKES[name], lambda y: y.mul_(x.reshape(1, 4)))(x) * 1).sum(), tensor(X), tensor(V))
+    _, plain = await ag.hvp(lambda x: TAKES[name]((x * 2.0 * x).reshape(1, 4)).sum(), tensor(X), tensor(V))
+    close(twice, plain.numpy())
+    assert not product.numpy()[X != 0].any()
+
+
+async def test_a_pass_within_takes_the_tangent_of_what_was_written_last() -> None:
+    async def fn(x: Any) -> Any:
+        y = x * 2.0
+        part = y[1:]
+        y.mul_(3.0)
+        value, gradient = await ag.value_and_grad(lambda part: (part * part).sum(), part)
+        return value + gradient
+
+    _, product = await ag.jvp(fn, tensor(X), tensor(V))
+    close(product, 72.0 * (X[1:] * V[1:]).sum() + 12.0 * V[1:])
+
+
+async def test_a_write_without_recording_leaves_tangents_as_they_were() -> None:
+    def through_the_part(x: Any) -> Any:
+        y = x * 2.0
+        part = y[1:]
+        y *= 2.0
+        quietly(part)
+        return y, part
+
+    def through_the_whole(x: Any) -> Any:
+        y = x * 2.0
+        part = y[1:]
+        quietly(y)
+        return y, part
+
+    for fn in (through_the_part, through_the_whole):
+        _, tangents = await ag.jvp(fn, tensor(X), tensor(V))
+        for tangent, jacobian in zip(tangents, await ag.jacrev(fn, tensor(X)), strict=True):
+            close(tangent, jacobian.numpy() @ V)
+
+
 @pytest.mark.parametrize("fn", [buffers, written_through_a_view, chosen_elements, shared_tangents])
 async def test_writes_in_place(fn: Any) -> None:
     await check(fn)

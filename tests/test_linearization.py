@@ -45,6 +45,40 @@ async def test_a_function_runs_once_for_any_number_of_tangents() -> None:
     assert runs == [1]
 
 
+def overwritten(x: Any) -> Any:
+    y = x * 2.0
+    part = y[1:]
+    z, squares = part.exp(), y * y
+    z *= 0.5
+    part *= x[1:]
+    y[0] = 3.0
+    return z * 1.0, y, squares
+
+
+async def test_values_that_are_written_later_are_saved_as_they_were() -> None:
+    x, t = ag.tensor(rng.normal(size=3)), ag.tensor(rng.normal(size=3))
+    _, expected = await ag.jvp(overwritten, x, t)
+    _, push = await ag.linearize(overwritten, x)
+    for mine, theirs in zip(await push(t), expected, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-12)
+
+    async def pushed(row: Any) -> Any:
+        return await (await ag.linearize(overwritten, row))[1](t)
+
+    for mine, theirs in zip(await ag.vmap(pushed)(ag.stack([x, x])), expected, strict=True):
+        np.testing.assert_allclose(mine.numpy()[1], theirs.numpy(), rtol=1e-12)
+
+
+async def test_the_caller_may_write_into_inputs_and_outputs() -> None:
+    x, t = ag.tensor(rng.normal(size=3)), ag.tensor(rng.normal(size=3))
+    expected = (t * x.exp()).numpy(), (t * 2.0 * x).numpy()
+    (first, second), push = await ag.linearize(lambda x: (x.exp(), x * x), x)
+    for tensor in (x, first, second):
+        tensor.zero_()
+    for mine, theirs in zip(await push(t), expected, strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs, rtol=1e-12)
+
+
 async def test_structures_and_wrong_tangents() -> None:
     x = ag.tensor([1.0, 2.0])
     output, push = await ag.linearize(lambda x: x * 3.0, x)

@@ -154,12 +154,22 @@ async def test_a_derivative_without_a_closed_form_is_an_error_and_no_zero(name: 
         assert inputs[-1].grad is not None
 
 
+async def test_logit_has_neither_a_value_nor_a_derivative_outside_of_its_interval() -> None:
+    x = ag.tensor([-0.5, 0.3, 1.5], requires_grad=True)
+    y = ag.logit(x)
+    await y.sum().backward()
+    _, tangent = await ag.jvp(ag.logit, x.detach(), ag.ones(3))
+    for found in (y.detach(), x.grad, tangent):
+        assert np.isnan(found.numpy()).tolist() == [True, False, True]
+    np.testing.assert_allclose(tangent.numpy()[1], 1 / 0.21, rtol=1e-6)
+
+
 def test_polygamma_and_ends() -> None:
     for n in range(1, 6):
         close(ag.special.polygamma(n, POSITIVE[:800]).numpy() / np.abs(scipy.special.polygamma(n, POSITIVE[:800])),
               np.sign(scipy.special.polygamma(n, POSITIVE[:800])), 50)  # fmt: skip
-    ends = np.array([0.0, -1.0, -2.0, np.inf, np.nan])
-    assert ag.special.gammaln(ends).tolist()[:4] == [np.inf] * 4 and np.isnan(ag.special.gammaln(ends).tolist()[4])
+    ends = np.array([0.0, -1.0, -2.0, np.inf, -np.inf, np.nan])
+    assert ag.special.gammaln(ends).tolist()[:5] == [np.inf] * 5 and np.isnan(ag.special.gammaln(ends).tolist()[5])
     assert np.isnan(ag.special.gamma(-1.0).item()) and ag.special.gamma(200.0).item() == np.inf and ag.special.gamma(5.0).item() == 24
     assert ag.special.erfinv(np.array([-1.0, 1.0])).tolist() == [-np.inf, np.inf] and np.isnan(ag.special.erfinv(1.5).item())
     assert ag.special.y0(0.0).item() == -np.inf and np.isnan(ag.special.y0(-1.0).item()) and ag.special.j0(np.inf).item() == 0

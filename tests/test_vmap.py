@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, NoGraphError, ShapeError
 from aiograd.functional.batching.rules import RULES
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
 from tests.support import assert_awaiting_raises, assert_raises, leaf
+from tests.toy_device import ToyDevice
 
 rng = np.random.default_rng(0)
 X, W = rng.normal(size=(5, 3)), rng.normal(size=(3, 2))
@@ -173,6 +174,19 @@ def test_axes_nesting_and_constants() -> None:
     np.testing.assert_allclose(solved.numpy(), X / 2)
 
 
+def test_several_axes_no_axis_and_an_axis_that_is_not_there() -> None:
+    batch = ag.tensor(rng.normal(size=(4, 2, 3)))
+    for function in (lambda x: ag.softmax(x, (0, 1)), lambda x: ag.log_softmax(x, (0, -1)), lambda x: ag.argsort(x, None)):
+        found = ag.vmap(function)(batch)
+        np.testing.assert_allclose(found.numpy(), np.stack([function(x).numpy() for x in batch]))
+    for function in (
+        lambda x: x.sum(2), lambda x: x.softmax(-3), lambda x: x.argmax(2), lambda x: x.swapaxes(0, 2), lambda x: x.squeeze(2), lambda x: x.cumsum(2),
+        lambda x: x.unsqueeze(3), lambda x: ag.stack([x, x], 3), lambda x: ag.cat([x, x], 2), lambda x: ag.permute(x, (1, 2)),
+    ):  # fmt: skip
+        for run in (lambda f=function: f(batch[0]), lambda f=function: ag.vmap(f)(batch)):
+            assert_raises(IndexRangeError, None, run)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [
@@ -238,6 +252,124 @@ async def test_detach_and_no_grad_in_the_function_stop_the_gradient_of_the_calle
         await ag.vmap(function)(x).sum().backward()
         assert x.grad is not None
         np.testing.assert_allclose(x.grad.numpy(), wanted)
+
+
+def _read(x: Any) -> Any:
+    y = x * 2.0
+    part = y[1:]
+    apart = part.detach()
+    y += 1
+    return apart
+
+
+def _written(x: Any) -> Any:
+    y = x * 2.0
+    part, apart = y[1:], y.detach()
+    apart += 1
+    return y, part, apart
+
+
+def _of_a_part(x: Any) -> Any:
+    y = x * 2.0
+    part = y[::-1]
+    apart = part.detach().detach()
+    end = apart[1:]
+    end[0] = 7.0
+    return y, part, apart, end
+
+
+def _assigned(x: Any) -> Any:
+    y = x * 2.0
+    y.data = ag.ones(3, dtype=np.float64)
+    return y * x
+
+
+def _quietly(x: Any) -> Any:
+    y = x * 2.0
+    part = y[1:]
+    with ag.no_grad():
+        part += x[1:]
+        y[:2] = 3.0
+    return y, part
+
+
+@pytest.mark.parametrize("function", [_read, _written, _of_a_part, _assigned, _quietly])
+@pytest.mark.parametrize("within", ["vmap", "jvp in vmap", "vmap in jvp"])
+async def test_detached_tensors_share_memory_and_writes_without_recording_leave_derivatives(function: Any, within: str) -> None:
+    """Values, gradients and tangents as of the function alone."""
+
+    def listed(x: Any) -> Any:
+        returned = function(x)
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    async def pushed(x: Any) -> Any:
+        values, tangents = await ag.jvp(listed, x, x.detach() * 2.0)
+        return *values, *tangents
+
+    batch = ag.tensor(X)
+    if within == "vmap":
+        found = ag.vmap(listed)(batch)
+        wanted = [ag.stack(parts) for parts in zip(*map(listed, (batch * 1)), strict=True)]
+        leaves = [batch.clone().requires_grad_() for _ in range(2)]
+        results = [ag.vmap(listed)(leaves[0]), [ag.stack(parts) for parts in zip(*map(listed, leaves[1] * 1), strict=True)]]
+        if results[1][0].requires_grad:
+            for outputs in results:
+                await sum((part * part).sum() for part in outputs if part.requires_grad).backward()
+            np.testing.assert_allclose(leaves[0].grad.numpy(), leaves[1].grad.numpy())
+        assert [part.requires_grad for part in results[0]] == [part.requires_grad for part in results[1]]
+    else:
+        wanted = [ag.stack(parts) for parts in zip(*[await pushed(row) for row in batch * 1], strict=True)]
+        if within == "jvp in vmap":
+            found = await ag.vmap(pushed)(batch)
+        else:
+            values, tangents = await ag.jvp(ag.vmap(listed), batch, batch * 2.0)
+            found = (*values, *tangents)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.detach().numpy(), other.detach().numpy())
+
+
+@pytest.mark.parametrize("take", [lambda y: y[::-1], lambda y: y.reshape(3, 1)[:, 0], lambda y: y.detach()[::-1]], ids=["part", "parts", "detached"])
+async def test_writes_through_views_on_arrays_of_two_levels(take: Any) -> None:
+    def written(x: Any) -> Any:
+        y = x * 2.0
+        part = take(y)
+        part[0] = x[1].detach() * 3.0
+        return y
+
+    async def pushed(x: Any) -> Any:
+        return await ag.jvp(written, x, x)
+
+    found = await ag.vmap(pushed)(ag.tensor(X))
+    for mine, theirs in zip(found, zip(*[await pushed(row) for row in ag.tensor(X) * 1], strict=True), strict=True):
+        np.testing.assert_allclose(mine.numpy(), ag.stack(theirs).numpy())
+
+
+def test_a_write_into_a_detached_tensor_takes_no_values_with_a_gradient() -> None:
+    def function(x: Any) -> Any:
+        apart = ag.zeros_like(x).detach()
+        apart += x
+        return apart
+
+    np.testing.assert_array_equal(ag.vmap(function)(ag.tensor(X)).numpy(), X)
+    assert_raises(InPlaceError, "written into a tensor of detach", ag.vmap(function), leaf(X))
+
+
+def test_a_tensor_of_a_batch_is_where_its_values_are() -> None:
+    for move in (lambda t: t.cpu(), lambda t: t.to("cpu"), lambda t: t.to_device("cpu"), lambda t: t.to(ag.tensor(1.0, dtype=np.float64))):
+
+        def function(x: Any, move: Any = move) -> Any:
+            y = x * 2.0
+            there = move(y)
+            assert there is y
+            there += 1
+            return y
+
+        np.testing.assert_array_equal(ag.vmap(function)(ag.tensor(X)).numpy(), X * 2 + 1)
+    with ToyDevice("toy:0"):
+        moved = ag.vmap(lambda x, w: (x.to("toy:0") * 2.0 + w.to("toy:0"), x.to("toy:0").to("cpu")), (0, None))(ag.tensor(X), ag.tensor(X[0]))
+        assert [part.device for part in moved] == ["toy:0", "cpu"]
+        np.testing.assert_array_equal(moved[0].cpu().numpy(), X * 2 + X[0])
+        np.testing.assert_array_equal(moved[1].numpy(), X)
 
 
 def test_values_of_examples_are_not_written_into_tensors_from_outside() -> None:

@@ -21,6 +21,7 @@ from aiograd.ops import ROWS
 from aiograd.tensors.constants import constant, refuse_graph, static
 from aiograd.tensors.core import TensorCore, host_array
 from aiograd.tensors.creation import tensor_of
+from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 from aiograd.tensors.unrolled import binary, unary
@@ -114,6 +115,8 @@ def two_plain(name: str, text: str = "", *, row_name: str | None = None) -> Bina
     op = row(row_name or name)
 
     def function(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+        if x1 is None or x2 is None:
+            raise ArgumentTypeError(f"{name}(): an argument {NONE_ADVICE}")
         return call(op, (x1, x2), {})  # type: ignore[no-any-return]
 
     return _declared(function, name, text)

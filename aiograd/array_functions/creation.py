@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, tensors_of
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
 from aiograd.running import devices
 from aiograd.running.modes import current_mode, get_default_dtype
-from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
+from aiograd.tensors.constants import check_numbers, checked_dtype, number_dtype, refuse_graph
 from aiograd.tensors.core import make
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.record import call
@@ -61,7 +61,11 @@ def _filled(name: str, shape: Any, value: Any, dtype: Any, device: str | None, r
         one = check_numbers(np.full((), value, dtype))
         result: Tensor = make(there.filled(extents, one[()], one.dtype))
         return result.requires_grad_() if requires_grad else result
-    array = np.zeros(extents, dtype) if value.__class__ is int and value == 0 else np.full(extents, value, dtype)
+    try:
+        array = np.zeros(extents, dtype) if value.__class__ is int and value == 0 else np.full(extents, value, dtype)
+    except (TypeError, OverflowError) as error:
+        kind = ArgumentTypeError if isinstance(error, TypeError) else ArgumentError
+        raise kind(f"{name}(dtype={dtype!r}): {error}. Use a dtype of numbers that the value fits.") from None
     return _finished(array, device, requires_grad)
 
 
@@ -85,7 +89,7 @@ def empty(shape: int | Sequence[int], dtype: Any = None, *, device: str | None =
     """A Tensor of arbitrary elements."""
     if device is not None:
         return _filled("empty", shape, 0, get_default_dtype() if dtype is None else dtype, device, requires_grad)
-    return _finished(np.empty(_shape("empty", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
+    return _finished(np.empty(_shape("empty", shape), get_default_dtype() if dtype is None else checked_dtype(dtype)), device, requires_grad)
 
 
 def _image(name: str, x: Any, device: str | None, requires_grad: bool, **statics: Any) -> Tensor:
@@ -126,7 +130,13 @@ def arange(
     if dtype is None:
         integral = all(isinstance(n, (int, np.integer)) for n in (first, last, step))
         dtype = np.dtype(np.int64) if integral else get_default_dtype()
-    return _finished(np.arange(first, last, step, dtype=dtype), device, requires_grad)
+    try:
+        array = np.arange(first, last, step, dtype=checked_dtype(dtype))
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"arange({first}, {last}, {step}): {error}. Expected finite numbers that fit the dtype {dtype}.") from None
+    return _finished(array, device, requires_grad)
 
 
 def linspace(
@@ -138,7 +148,7 @@ def linspace(
         raise ArgumentError(f"linspace(num={num!r}): expected an int of at least 0")
     if dtype is None:
         dtype = number_dtype(1j if isinstance(start, complex) or isinstance(stop, complex) else 1.0, None)
-    return _finished(np.linspace(start, stop, num, dtype=dtype, endpoint=endpoint), device, requires_grad)
+    return _finished(np.linspace(start, stop, num, dtype=checked_dtype(dtype), endpoint=endpoint), device, requires_grad)
 
 
 def logspace(
@@ -146,7 +156,7 @@ def logspace(
 ) -> Tensor:
     """`num` numbers from ``base ** start`` to ``base ** stop``, evenly spaced by their logarithms."""
     exponents = linspace(start, stop, num, dtype=np.float64).numpy()
-    return _finished(np.power(base, exponents).astype(get_default_dtype() if dtype is None else dtype), device, requires_grad)
+    return _finished(np.power(base, exponents).astype(get_default_dtype() if dtype is None else checked_dtype(dtype)), device, requires_grad)
 
 
 def eye(
@@ -154,7 +164,7 @@ def eye(
 ) -> Tensor:
     """A matrix with ones on diagonal `k` and zeros elsewhere."""
     rows, columns = _shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
-    return _finished(np.eye(rows, columns, k=k, dtype=get_default_dtype() if dtype is None else dtype), device, requires_grad)
+    return _finished(np.eye(rows, columns, k=k, dtype=get_default_dtype() if dtype is None else checked_dtype(dtype)), device, requires_grad)
 
 
 def meshgrid(*arrays: ArrayLike, indexing: str = "xy") -> tuple[Tensor, ...]:

@@ -155,7 +155,7 @@ _SHAPED = frozenset(
     "matmul tensordot vecdot dot inner einsum outer kron concat stack reshape unflatten view_as expand expand_as broadcast_to broadcast_arrays "
     "broadcast_shapes permute_dims permute transpose matrix_transpose squeeze where diagonal trace cholesky cross det eigh eigvalsh inv matrix_norm "
     "matrix_power pinv qr slogdet solve svd svdvals nonzero max min tile repeat isclose allclose scatter scatter_add index_add multi_dot "
-    "masked_fill sum_to_size t".split()
+    "masked_fill masked_select sum_to_size t".split()
 )
 _INDEXED = frozenset("take take_along_axis take_along_dim gather scatter scatter_add index_add index_select narrow".split())
 #: matrices for which there is no result
@@ -169,7 +169,7 @@ _COMPLAINS: Mapping[str, str] = {
     "take where": "ArgumentError: an argument is left out that is needed here.",
     "topk": "ArgumentError: `k` is more than the extent of the axis.",
     "gelu": "ArgumentError: another `approximate`.",
-    "concat stack multi_dot": "ArgumentError: too few arrays.",
+    "concat stack multi_dot hstack vstack dstack column_stack": "ArgumentError: too few arrays.",
     "argmax argmin": "ArgumentError: there are no elements.",
     "pad": "ArgumentError: a `pad_width` below 0 or another mode.",
     "diff": "ArgumentError: `n` is below 0.",
@@ -177,6 +177,8 @@ _COMPLAINS: Mapping[str, str] = {
     "cumulative_sum cumulative_prod": "ArgumentError: no axis for an array of several.",
     "searchsorted": "ArgumentError: another `side`, or a `sorter` that is no vector of integers.",
     "isdtype": "ArgumentError: another kind.",
+    "finfo iinfo": "ArgumentTypeError: a dtype of another kind.",
+    "bincount": "ArgumentError: no vector of integers from 0 on. ShapeError: not one weight for each.",
     "matrix_norm norm vector_norm": "ArgumentError: another `ord`.",
     "qr": "NoRuleError: another `mode`.",
     "reshape": "ArgumentError: a copy is needed and `copy` is False.",

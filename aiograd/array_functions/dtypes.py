@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.tensor import Tensor
@@ -89,7 +89,10 @@ class FloatLimits(NamedTuple):
 
 def finfo(type: Any, /) -> FloatLimits:
     """Limits of a floating dtype, or of the dtype of a Tensor."""
-    found = np.finfo(type.dtype if isinstance(type, TensorCore) else type)
+    try:
+        found = np.finfo(type.dtype if isinstance(type, TensorCore) else type)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"finfo(): {error}; expected a floating or complex dtype. Use iinfo() of integers.") from None
     names = ("eps", "max", "min", "smallest_normal", "tiny", "resolution")
     numbers: Any = {name: builtins.float(getattr(found, name)) for name in names}
     return FloatLimits(bits=found.bits, dtype=found.dtype, **numbers)
@@ -97,7 +100,10 @@ def finfo(type: Any, /) -> FloatLimits:
 
 def iinfo(type: Any, /) -> np.iinfo[Any]:
     """Limits of an integer dtype, or of the dtype of a Tensor."""
-    return np.iinfo(type.dtype if isinstance(type, TensorCore) else type)
+    try:
+        return np.iinfo(type.dtype if isinstance(type, TensorCore) else type)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(f"iinfo(): {error}; expected an integer dtype. Use finfo() of floats.") from None
 
 
 def isdtype(dtype: Any, kind: Any) -> builtins.bool:

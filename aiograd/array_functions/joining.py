@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, Unary, as_tensor, axes_of, one, row, tensors_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, Unary, as_tensor, axes_of, one, row
 from aiograd.array_functions.creation import diag, meshgrid
-from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape, split, stack
+from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape, some_of, split, stack
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, IndexRangeError
 from aiograd.ops import calculus, joining, shape, windows
@@ -37,22 +37,22 @@ def checked_axis(x: Tensor, axis: int, what: str) -> int:
 
 def hstack(arrays: Sequence[ArrayLike], /) -> Tensor:
     """Joined along the second axis, vectors along their only one."""
-    return joining.np_hstack(tensors_of(arrays, "hstack"))  # type: ignore[no-any-return]
+    return joining.np_hstack(some_of("hstack", arrays))  # type: ignore[no-any-return]
 
 
 def vstack(arrays: Sequence[ArrayLike], /) -> Tensor:
     """Joined along the first axis, vectors being rows."""
-    return joining.np_vstack(tensors_of(arrays, "vstack"))  # type: ignore[no-any-return]
+    return joining.np_vstack(some_of("vstack", arrays))  # type: ignore[no-any-return]
 
 
 def dstack(arrays: Sequence[ArrayLike], /) -> Tensor:
     """Joined along the third axis."""
-    return joining.np_dstack(tensors_of(arrays, "dstack"))  # type: ignore[no-any-return]
+    return joining.np_dstack(some_of("dstack", arrays))  # type: ignore[no-any-return]
 
 
 def column_stack(arrays: Sequence[ArrayLike], /) -> Tensor:
     """Joined along the second axis, vectors being columns."""
-    return joining.np_column_stack(tensors_of(arrays, "column_stack"))  # type: ignore[no-any-return]
+    return joining.np_column_stack(some_of("column_stack", arrays))  # type: ignore[no-any-return]
 
 
 def append(x: ArrayLike, values: ArrayLike, /, axis: int | None = None) -> Tensor:

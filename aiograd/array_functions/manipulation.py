@@ -36,7 +36,7 @@ def flatten(x: ArrayLike, /, start: int = 0, end: int = -1) -> Tensor:
     """Axes `start` to `end` joined into one."""
     source = as_tensor(x)
     ndim = max(source.ndim, 1)
-    start, end = start % ndim, end % ndim
+    start, end = shape.checked_axis(start, ndim), shape.checked_axis(end, ndim)
     extents = source.shape or (1,)
     return call(row("reshape"), (source,), {"shape": (*extents[:start], math.prod(extents[start : end + 1]), *extents[end + 1 :])})  # type: ignore[no-any-return]
 
@@ -44,7 +44,7 @@ def flatten(x: ArrayLike, /, start: int = 0, end: int = -1) -> Tensor:
 def permute_dims(x: ArrayLike, /, axes: Sequence[int]) -> Tensor:
     """Axes in the order given."""
     source = as_tensor(x)
-    order = tuple(axis % max(source.ndim, 1) for axis in axes)
+    order = tuple(shape.checked_axis(axis, max(source.ndim, 1)) for axis in axes)
     if sorted(order) != list(range(source.ndim)):
         raise ShapeError(f"permute_dims(): axes {tuple(axes)} of an array of shape {list(source.shape)}: expected each of its axes once")
     return call(row("permute"), (source,), {"axes": order})  # type: ignore[no-any-return]
@@ -118,15 +118,16 @@ def roll(x: ArrayLike, /, shift: int | Sequence[int], axis: Axis = None) -> Tens
 
 def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> Tensor:
     """Join arrays along an axis that they have; flatten and join them if it is None."""
-    return joining.concat(_some("concat", arrays), axis=axis)  # type: ignore[no-any-return]
+    return joining.concat(some_of("concat", arrays), axis=axis)  # type: ignore[no-any-return]
 
 
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Tensor:
     """Join arrays along a new axis."""
-    return call(row("stack"), tuple(_some("stack", arrays)), {"axis": axis})  # type: ignore[no-any-return]
+    return call(row("stack"), tuple(some_of("stack", arrays)), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def _some(name: str, arrays: Any) -> list[Tensor]:
+def some_of(name: str, arrays: Any) -> list[Tensor]:
+    """A sequence of arrays as Tensors, at least one."""
     tensors = tensors_of(arrays, name)
     if not tensors:
         raise ArgumentError(f"{name}(): expected at least one array, found none")

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
+from aiograd.array_functions.manipulation import broadcast_to
 from aiograd.array_functions.scattering import indices_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.ops import indexing
-from aiograd.ops.shape import np_broadcast_arrays
+from aiograd.ops.broadcasting import expandable
+from aiograd.ops.shape import checked_axis, np_broadcast_arrays
 from aiograd.tensors.constants import static
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
@@ -136,7 +138,14 @@ def index_add(x: ArrayLike, /, *arguments: Any, axis: int | None = None, index: 
     if rest or index is None or source is None:
         raise ArgumentTypeError("index_add(): expected (x, indices, source, axis=...) or (x, axis, indices, source)")
     target, slices = as_tensors(x, source)
-    return indexing.index_add(target, indices_of("index_add", index), slices if alpha == 1 else slices * alpha, axis=axis)  # type: ignore[no-any-return]
+    places = indices_of("index_add", index)
+    axis = checked_axis(axis, max(target.ndim, 1))
+    shape = (*target.shape[:axis], *places.shape, *target.shape[axis + 1 :])
+    if slices.shape != shape:
+        if not expandable(shape, slices.shape):
+            raise ShapeError(f"index_add(): slices of shape {list(slices.shape)} into {list(target.shape)}, expected {list(shape)}. Reshape them.")
+        slices = broadcast_to(slices, shape)
+    return indexing.index_add(target, places, slices if alpha == 1 else slices * alpha, axis=axis)  # type: ignore[no-any-return]
 
 
 def take_along_dim(x: ArrayLike, /, indices: ArrayLike, axis: int | None = None) -> Tensor:
@@ -228,7 +237,7 @@ def index_fill(x: ArrayLike, axis: int, indices: ArrayLike, value: ArrayLike, /)
 
 
 def _at(x: Any, axis: int, indices: Any) -> tuple[Any, ...]:
-    return (slice(None),) * (axis % max(as_tensor(x).ndim, 1)) + (static(indices_of("index_copy", indices)),)
+    return (slice(None),) * checked_axis(axis, max(as_tensor(x).ndim, 1)) + (static(indices_of("index_copy", indices)),)
 
 
 def bucketize(x: ArrayLike, boundaries: ArrayLike, /, *, right: bool = False) -> Tensor:

@@ -30,7 +30,7 @@ from aiograd.ops.op import ROWS, Op
 from aiograd.running.devices import register_device, register_device_kind, unregister_device
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make, refresh
 from aiograd.tensors.followed import has_tangent, without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
@@ -137,6 +137,7 @@ class ForwardLevel(Level):
 
     def parts(self, tensor: Any) -> tuple[Any, Any, int]:
         """Of a Tensor: the value as a Tensor of the caller; its tangent as the level holds it, None for zeros; the inputs that it comes from."""
+        refresh(tensor)
         data = tensor._data
         if data.__class__ is not DualArray or data.level is not self:
             return tensor, None, 0
@@ -200,6 +201,7 @@ class DualArray(LevelArray):
     """
 
     __slots__ = ("primal", "tangent", "inputs", "is_fixed")
+    holds = "primal"
 
     def __init__(self, level: ForwardLevel, primal: Any, tangent: Any, inputs: int = 0) -> None:
         self.level = level
@@ -254,6 +256,8 @@ class DualArray(LevelArray):
         if (self.tangent is not None or given.tangent is not None) and current_mode().tangents:  # else as a write that no graph records
             changed = level.run(ROWS["setitem"], (self, given), {"index": index})
             self.tangent, self.inputs = changed.tangent, changed.inputs
+        if level.steps:
+            KEEP[0](level, self.primal)
         with ModeScope(grad=level.records):
             self.primal[index] = given.primal
 
@@ -275,6 +279,10 @@ class DualArray(LevelArray):
     def take_part(self, part: DualArray, index: Any, shape: Shape | None) -> None:
         """Take over the tangent of a view that was written: its elements are those at `index`, or all of them, in another shape."""
         level = self.level
+        if isinstance(self.primal, LevelArray):
+            self.primal.take_part(part.primal, index, shape)  # type: ignore[attr-defined]
+        if not current_mode().tangents:
+            return  # the part kept its tangent
         if shape is not None:
             changed = level.run(ROWS["reshape"], (part,), {"shape": shape})
         else:
@@ -295,11 +303,13 @@ class DualArray(LevelArray):
     def __copy__(self) -> Self:
         return type(self)(self.level, self.primal, self.tangent, self.inputs)
 
-    def without_tangent(self) -> Self:
+    def without_tangent(self, tensor: Any = None) -> Self:
         """The same value, a constant of this call and of all calls around it."""
         primal = self.primal
-        return type(self)(self.level, primal.detach() if isinstance(primal, TensorCore) else without_tangent(primal), None)
+        return type(self)(self.level, primal.detach() if isinstance(primal, TensorCore) else without_tangent(primal, tensor), None)
 
 
 #: runs a row on dual arrays; set by `aiograd.forward.rows`, which is built on this module
 RUN: list[Callable[[ForwardLevel, Op, tuple[Any, ...], dict[str, Any]], Any]] = []
+#: likewise: gives steps that are kept copies of what they have saved of arrays that may be written
+KEEP: list[Callable[..., None]] = []

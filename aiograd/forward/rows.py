@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.errors import NoRuleError
-from aiograd.forward.dual import RUN, DualArray, ForwardLevel, Pending, Step
+from aiograd.forward.dual import KEEP, RUN, DualArray, ForwardLevel, Pending, Step
 from aiograd.forward.transposing import transposed
 from aiograd.ops.elementwise import zero
 from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
@@ -168,6 +168,25 @@ def _known(tangent: Any, _: list[Any]) -> tuple[Any]:
     return (tangent,)
 
 
+def keep(level: ForwardLevel, *written: Any) -> None:
+    """Give the steps of a level, which run later, copies of the values that they have saved of arrays that may be written before that."""
+
+    def kept(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            return x.copy() if any(isinstance(array, np.ndarray) and np.may_share_memory(x, array) for array in written) else x
+        return np.copy(x) if hasattr(x, "__aiograd_device__") else x
+
+    for i, step in enumerate(level.steps):
+        if isinstance(step.push, functools.partial) and step.push.func is push:
+            _, call, carriers = step.push.args
+            saved = call._replace(
+                arrays=[kept(x) for x in call.arrays],
+                out=kept(call.out) if call.op.outputs == 1 else tuple([kept(x) for x in call.out]),
+                residuals={name: kept(x) for name, x in call.residuals.items()},
+            )
+            level.steps[i] = step._replace(push=functools.partial(push, level, saved, carriers))
+
+
 def _outs(call: RowCall) -> Sequence[Any]:
     return (call.out,) if call.op.outputs == 1 else call.out
 
@@ -293,3 +312,4 @@ def _check_rules(op: Op, tangents: Sequence[Any]) -> None:
 
 
 RUN.append(run)
+KEEP.append(keep)

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.errors import NoRuleError
 from aiograd.forward.dual import ForwardLevel
+from aiograd.forward.rows import keep
 from aiograd.functional.arguments import Fn, call, detached, packed, refuse_complex, scalar_of, stand_ins_for, vectors_for
 from aiograd.functional.derivatives import pull_back, push_forward, tangents_of, value_and_gradient
 from aiograd.running.modes import ModeScope, enable_grad
@@ -19,7 +20,9 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
     """The outputs of `fn`, and its derivative at `inputs` as a function of tangents. `fn` runs once.
 
     The steps of forward mode are kept and run for every tangent, so that a product costs no more than `jvp` without the values. Saved values are
-    kept for as long as `push`. An ``async def jvp`` of a custom `Function` is awaited. Cancelling stops `fn`, or one product.
+    kept for as long as `push`, as they were when what the function takes, makes or returns is written later. Tensors from outside, such as
+    parameters, are saved as they are: write into those after the last product. An ``async def jvp`` of a custom `Function` is awaited. Cancelling
+    stops `fn`, or one product.
 
     Args:
         fn: function of the inputs.
@@ -47,6 +50,7 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
         with ModeScope(grad=False, tangents=True):
             returned, one_output = await call(fn, duals, "linearize")
         outputs, tangents, _ = zip(*map(level.parts, returned), strict=True)
+        keep(level, *[level.own(tensor) for tensor in (*values, *outputs)])  # the caller may write into them
     refuse_complex("linearize", outputs)
     outputs = detached(outputs, False)
 

@@ -230,6 +230,8 @@ def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
     """
     ndim1, ndim2 = len(x1.shape), len(x2.shape)
     if np.ndim(axes) == 0 and not isinstance(axes, (tuple, list)):
+        if not 0 <= axes <= min(ndim1, ndim2):
+            raise ShapeError(f"tensordot: shapes {tuple(x1.shape)} and {tuple(x2.shape)} with axes={axes}, expected 0 to {min(ndim1, ndim2)} axes")
         pairs1, pairs2 = list(range(ndim1 - axes, ndim1)), list(range(axes))
     else:
         pairs1, pairs2 = ([int(a) for a in (p if np.iterable(p) else (p,))] for p in axes)

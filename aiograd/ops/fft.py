@@ -114,7 +114,7 @@ def np_rfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = N
 def np_irfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = None, out: Any = None) -> Array:
     """numpy's ``fft.irfft``."""
     refuse("fft.irfft", out=out)
-    length = 2 * (a.shape[axis] - 1) if n is None else n
+    length = 2 * (a.shape[checked_axis(axis, len(a.shape))] - 1) if n is None else n
     if length < 1:
         raise ArgumentError(f"fft: n is {length}, expected at least 1")
     return irfft(_resized(a, length // 2 + 1, axis), n=length, axis=axis, norm=_norm(norm))
@@ -184,6 +184,7 @@ def np_irfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None
 
 def _shifted(x: Array, axes: Any, direction: int) -> Array:
     chosen = tuple(range(len(x.shape))) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
+    chosen = tuple(checked_axis(a, len(x.shape)) for a in chosen)
     return roll(x, shift=tuple(direction * (x.shape[a] // 2) for a in chosen), axis=chosen)
 
 

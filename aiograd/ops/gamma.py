@@ -93,14 +93,14 @@ def _gammaln_positive(x: Array) -> Array:
 
 
 def _gammaln(x: Array, /) -> Array:
-    """The logarithm of the magnitude of the gamma function; infinite at 0, -1, -2, ..."""
+    """The logarithm of the magnitude of the gamma function; infinite at 0, -1, -2, ... and at both infinities."""
 
     def function(x: Array) -> Array:
         negative = x <= 0.0
         value = _gammaln_positive(np.where(negative, 1.0 - x, x))
         sine = np.absolute(_sine_of_pi(x))
         value = np.where(negative, math.log(math.pi) - np.log(sine) - value, value)
-        return np.where(np.isposinf(x) | (negative & (sine == 0.0)), np.inf, value)
+        return np.where(np.isinf(x) | (negative & (sine == 0.0)), np.inf, value)
 
     return in_float64(function, x)
 

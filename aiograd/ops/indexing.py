@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import IndexRangeError
 from aiograd.ops.creation import refuse
 from aiograd.ops.op import Op, answer, define, implements
 from aiograd.ops.shape import reshape
@@ -187,6 +188,8 @@ def _take_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = 0) -> A
     """Zeros of `shape` with the slices of `g` added at `indices` along `axis`."""
     indices = np.asarray(indices)
     if not shape:  # numpy takes a number for a vector of one
+        if ((indices > 0) | (indices < -1)).any():
+            raise IndexRangeError(f"indices from {indices.min()} to {indices.max()} of a number, which has place 0 only")
         return np.asarray(np.add.reduce(g, axis=None))
     axis %= len(shape)
     lead, tail = shape[:axis], shape[axis + 1 :]

@@ -174,6 +174,9 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
     counts = np.asarray(repeats)
     if counts.ndim == 0:
         return repeat_interleave(x, repeats=int(counts), axis=axis)
+    axis = checked_axis(axis, len(x.shape))
+    if counts.dtype.kind not in "iu" or counts.shape not in ((1,), (x.shape[axis],)) or (counts < 0).any():
+        raise ShapeError(f"repeat: repeats {counts.tolist()} along axis {axis} of shape {list(x.shape)}, expected {x.shape[axis]} ints of at least 0")
     return take(x, np.repeat(np.arange(x.shape[axis]), counts), axis=axis)
 
 
@@ -247,6 +250,7 @@ def np_column_stack(tup: Sequence[Array]) -> Array:
 
 def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tuple[Array, ...]:
     """`x` in parts: a number of them (as even as may be unless `even` demands equal ones), or those between given positions."""
+    axis = checked_axis(axis, len(x.shape))
     length = x.shape[axis]
     if np.ndim(sections):
         return split(x, cuts=tuple(int(i) for i in sections), axis=axis)  # type: ignore[no-any-return]

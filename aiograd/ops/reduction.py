@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.ops.creation import astype, ones_like, refuse
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.shape import expand, reshaped
+from aiograd.ops.shape import checked_axis, expand, reshaped
 from aiograd.ops.special import share
 from aiograd.running.types import Array, Shape
 
@@ -33,10 +33,14 @@ minimum_reduce: Callable[..., Array] = np.minimum.reduce
 
 
 def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers, in the order given; all of them for None, and all of a number, for any axes."""
+    """The axes as non-negative numbers, in the order given; all of them for None, and all of a number, for any axes.
+
+    Raises:
+        IndexRangeError: an array of `ndim` axes does not have one.
+    """
     if axis is None or not ndim:
         return tuple(range(ndim))
-    return tuple(a + ndim if a < 0 else a for a in (axis if isinstance(axis, tuple) else (axis,)))
+    return tuple([checked_axis(a, ndim) for a in (axis if isinstance(axis, tuple) else (axis,))])
 
 
 def kept_shape(shape: Shape, axis: Axis) -> Shape:

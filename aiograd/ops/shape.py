@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, IndexRangeError, NoRuleError
+from aiograd.errors import ArgumentError, IndexRangeError, NoRuleError, ShapeError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, answer, define, implements
 from aiograd.running.types import Array, Shape
@@ -205,7 +205,10 @@ def np_moveaxis(a: Array, source: Any, destination: Any) -> Array:
 @implements(np.broadcast_arrays)
 def np_broadcast_arrays(*args: Array, subok: bool = False) -> tuple[Array, ...]:
     """numpy's ``broadcast_arrays``."""
-    shape = np.broadcast_shapes(*(np.shape(a) for a in args))
+    try:
+        shape = np.broadcast_shapes(*(np.shape(a) for a in args))
+    except ValueError:
+        raise ShapeError(f"shapes {', '.join(str(list(np.shape(a))) for a in args)} do not broadcast: extents must be equal or 1") from None
     return tuple(a if np.shape(a) == shape else expand(a, shape=shape) for a in args)
 
 

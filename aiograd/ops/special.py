@@ -113,7 +113,14 @@ erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(ou
 log_ndtr = define(
     "log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), jvp="rule", cost=4.0
 )
-logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), jvp="rule", cost=3.0)
+
+
+def _logit_vjp(g: Array, x: Array) -> Array:
+    variance = x * (1 - x)
+    return g / where(variance < 0, math.nan, variance)  # outside of [0, 1] there is no value
+
+
+logit = define("logit", _logit, x=_logit_vjp, jvp="rule", cost=3.0)
 
 
 def ndtr(x: Array, /) -> Array:

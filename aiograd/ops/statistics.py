@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops.creation import astype, refuse
 from aiograd.ops.elementwise import conj
 from aiograd.ops.indexing import getitem, take, take_adjoint
@@ -123,8 +123,13 @@ def correlations(covariances: Array, /) -> Array:
 def bincount(x: Array, weights: Array | None = None, /, *, minlength: int = 0) -> Array:
     """How often each of 0, 1, ... occurs in a vector of integers, or the sums of the weights of those elements."""
     plain = np.asarray(x)
+    if plain.ndim != 1 or plain.dtype.kind not in "iub" or (plain.dtype.kind == "i" and plain.size and plain.min() < 0):
+        found = f"{plain.dtype} {list(plain.shape)}" + (f" from {plain.min()} on" if plain.size else "")
+        raise ArgumentError(f"bincount: found {found}, expected a vector of integers from 0 on. Cast it with .astype(), or reshape it.")
+    if weights is not None and tuple(weights.shape) != plain.shape:
+        raise ShapeError(f"bincount: {list(plain.shape)} integers with weights of shape {list(weights.shape)}, expected one weight each")
     if weights is None:
-        return np.bincount(plain, minlength=minlength)
+        return np.bincount(plain.astype(np.intp, copy=False), minlength=minlength)
     size = max(int(plain.max()) + 1 if plain.size else 0, minlength)
     return take_adjoint(weights, plain, shape=(size,), axis=0)
 

@@ -48,7 +48,7 @@ windows: Op = define(
     "windows",
     _windows,
     x=lambda g, x_shape, size, axis, step: windows_adjoint(g, shape=x_shape, size=size, axis=axis, step=step),
-    jvp="forward", complex="explicit",
+    view=True, jvp="forward", complex="explicit",
     cost=3.0,
 )
 windows_adjoint: Op = define(

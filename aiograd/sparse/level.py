@@ -223,7 +223,7 @@ class RowsArray(LevelArray):
     def __copy__(self) -> Self:
         return type(self)(self.level, self.value, self.pattern)
 
-    def without_tangent(self) -> Self:
+    def without_tangent(self, tensor: Any = None) -> Self:
         """The same values, which depend on no input."""
         return type(self)(self.level, self.value.detach(), None)
 

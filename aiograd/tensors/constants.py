@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
@@ -36,13 +36,13 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
             found = cache.get(value)
             if found is not None:
                 return found
-            tensor = make(np.array(value, dtype=number_dtype(value, like)))
+            tensor = make(_array_of_number(value, like))
             if len(cache) >= 1024:
                 cache.clear()
             cache[value] = tensor
             return tensor  # type: ignore[no-any-return]
     if isinstance(value, (bool, complex, float, int)):
-        return make(np.array(value, dtype=number_dtype(value, like)))  # type: ignore[no-any-return]
+        return make(_array_of_number(value, like))  # type: ignore[no-any-return]
     if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
         return make(check_numbers(value))  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
@@ -50,6 +50,16 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     if value is None:
         raise ArgumentTypeError(f"an argument {NONE_ADVICE}")
     raise ArgumentTypeError(f"expected a Tensor, array or number, found {type_found(value)}")
+
+
+def _array_of_number(value: Any, like: np.dtype[Any] | None) -> np.ndarray[Any, Any]:
+    dtype = number_dtype(value, like)
+    try:
+        return np.array(value, dtype=dtype)
+    except OverflowError:
+        raise ArgumentError(  # no ArgumentTypeError: operators take that for an operand of another kind
+            f"an int of {value.bit_length()} bits does not fit dtype {dtype}. Use a float, or a tensor of a wider dtype beside it."
+        ) from None
 
 
 def is_number(tensor: TensorCore) -> bool:

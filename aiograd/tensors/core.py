@@ -269,7 +269,7 @@ class TensorCore:
 
     def detach(self) -> Self:
         """The same data outside of the graph, without tangents. Modifying either in place is noticed by both."""
-        return make(without_tangent(self._data), shared_with=self, cls=type(self))  # type: ignore[no-any-return]
+        return make(without_tangent(self._data, self), shared_with=self, cls=type(self))  # type: ignore[no-any-return]
 
     def detach_(self) -> Self:
         """Take this tensor out of the graph, in place."""
@@ -332,15 +332,15 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
         data = plain_array(data)
     tensor: Any = TENSOR_CLASS[0]() if cls is None else object.__new__(cls)  # a subclass may have a constructor of its own
     tensor._data = data
-    tensor._node = None
+    tensor._node = tensor._x = None
     tensor._nr = 0
-    tensor._x = None
     tensor._vc = None if shared_with is None else counter_of(shared_with)
     return tensor
 
 
 def outside(tensor: TensorCore) -> Any:
     """The same data outside of the graph; unlike `TensorCore.detach` it keeps its tangents."""
+    refresh(tensor)
     return make(tensor._data, shared_with=tensor, cls=type(tensor))
 
 
@@ -391,7 +391,7 @@ def refresh(tensor: TensorCore) -> None:
             break
         stale.append((current, view_of))
         current = view_of.parent
-    with ModeScope(grad=True):
+    with ModeScope(grad=True, tangents=True):
         for current, view_of in reversed(stale):
             retake(current, view_of, view_of.parent)
 

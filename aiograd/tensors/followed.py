@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 
-def without_tangent(data: Any) -> Any:
-    """The same array, of which no call of forward mode follows the values."""
-    return data.without_tangent() if data.__class__ is not np.ndarray and hasattr(data, "without_tangent") else data
+def without_tangent(data: Any, tensor: Any = None) -> Any:
+    """The same array, of which no call of forward mode follows the values; `tensor` has it, where writes into it may give it another one."""
+    return data.without_tangent(tensor) if data.__class__ is not np.ndarray and hasattr(data, "without_tangent") else data
 
 
 def follows_writes(data: Any) -> bool:

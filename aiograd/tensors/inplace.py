@@ -41,6 +41,8 @@ _NUMBERS = (bool, int, float, complex, np.ndarray, np.generic, list, tuple)
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 #: rows with views that show every element of the parent in its order
 _SAME_ORDER = frozenset(("reshape", "squeeze", "unsqueeze"))
+#: rows with views of which several elements share one place, which cannot be written, and what they did
+_SPREAD = {"expand": "it was broadcast", "windows": "its windows overlap"}
 
 
 def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -185,7 +187,7 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     if follows and base_of(tensor)._data.is_fixed:
         raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
     flags = data.flags if follows or isinstance(data, np.ndarray) else None
-    if flags is not None and not flags.writeable:
+    if flags is not None and (not flags.writeable or (follows and _is_spread(tensor))):
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
         return
@@ -200,13 +202,23 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         )
 
 
+def _is_spread(tensor: TensorCore) -> bool:
+    """True for a view with elements that share one place, of which a level may hold values with a place each."""
+    current = tensor
+    while (view := view_of(current)) is not None:
+        if view.op.name in _SPREAD:
+            return True
+        current = view.parent
+    return False
+
+
 def _read_only_cause(tensor: TensorCore) -> str:
     current = tensor
     while (view := view_of(current)) is not None:
         if view.op.name == "diagonal":
             return "numpy allows no writing through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
-        if view.op.name == "expand":
-            return "several of its elements share one place since it was broadcast"
+        if view.op.name in _SPREAD:
+            return f"several of its elements share one place since {_SPREAD[view.op.name]}"
         current = view.parent
     return "whoever owns the array said so"
 
@@ -313,8 +325,9 @@ def store(tensor: TensorCore, index: Any, value: Any) -> None:
         chain.append((current, view))
         current = view.parent
     follow(current, deepest.lifted(current._data))
-    for child, view in reversed(chain):
-        retake(child, view, view.parent)
+    with ModeScope(tangents=True):  # under no_grad too they have the tangents that their base has
+        for child, view in reversed(chain):
+            retake(child, view, view.parent)
     tensor._data[index] = value
     for child, view in chain:
         view.parent._data.take_part(child._data, *index_in_parent(view))

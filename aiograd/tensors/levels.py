@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.ops.op import ROWS, UFUNCS, Op
+from aiograd.running.devices import device_name_of
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
@@ -104,9 +105,19 @@ class LevelArray(NDArrayOperatorsMixin):
 
     level: Any
 
+    #: the attribute with the value, a Tensor or an array of the caller
+    holds: ClassVar[str] = "value"
+
     @property
     def __aiograd_device__(self) -> str:
         return self.level.name  # type: ignore[no-any-return]
+
+    @property
+    def device_beneath(self) -> str:
+        """Name of the device that the values live on, beneath all levels."""
+        held = getattr(self, self.holds)
+        data = held._data if isinstance(held, TensorCore) else held
+        return data.device_beneath if isinstance(data, LevelArray) else device_name_of(data)
 
     @property
     @abstractmethod

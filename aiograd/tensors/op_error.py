@@ -15,7 +15,7 @@ import numpy as np
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError, refused
 
 #: exceptions that numpy raises for unsuitable arguments
-REFUSALS = (ValueError, TypeError, IndexError, AttributeError)
+REFUSALS = (ValueError, TypeError, IndexError, AttributeError, OverflowError)
 
 #: words of numpy's messages about shapes
 _SHAPE_WORDS = ("shape", "broadcast", "dimension", "size", "mismatch", "axes", "operand")

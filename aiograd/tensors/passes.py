@@ -331,7 +331,7 @@ def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata
             f"{what}: Mismatch in shape: grad_output[{i}] has a shape of {list(gradient.shape)} and output[{i}] has a shape of "
             f"{list(metadata.shape)}."
         )
-    if (gradient.dtype.kind == "c") != (metadata.dtype.kind == "c") or gradient.dtype.kind not in "fc":
+    if gradient.dtype.kind in "fc" and (gradient.dtype.kind == "c") != (metadata.dtype.kind == "c"):
         raise ArgumentTypeError(
             f"{what}: For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: "
             f"grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}."

@@ -358,7 +358,7 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
             return self.astype(wanted, copy=False)
         device = devices.device(wanted)
         name = "cpu" if device is None else device.name
-        if name == self.device:
+        if name == self.device or name == getattr(self._data, "device_beneath", None):
             return self
         return _run(to_device, (self,), {"device": name, "source": self.device})
 

@@ -12,7 +12,17 @@ _new = object.__new__
 
 def shares_memory(result: Any, source: Any) -> bool:
     """True if a row marked ``view`` returned the memory of its argument."""
-    return result is source or (result.base is not None and (result.base is source or result.base is source.base))
+    base = result.base
+    if result is source or base is None:
+        return result is source
+    return base is source or base is source.base or _owner(base) is _owner(source)
+
+
+def _owner(array: Any) -> Any:
+    """The object at the end of the bases of an array; numpy makes windows by an object between two arrays."""
+    while (base := getattr(array, "base", None)) is not None and base is not array:
+        array = base
+    return array
 
 
 def make_view(op: Op, parent: TensorCore, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

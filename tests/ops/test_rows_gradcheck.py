@@ -81,6 +81,18 @@ async def check(name: str, imaginary: bool = False) -> None:
                 assert await gradcheck(function, inputs)
 
 
+def test_a_row_that_returns_memory_of_an_argument_is_marked_as_a_view() -> None:
+    found = set()
+    for name, domain in DOMAINS.items():
+        for args, kwargs in drawn(domain, 4, 60, False):
+            given = tuple(args) if domain.prepare is None else domain.prepare(*args)
+            made = ROWS[name](*given, **kwargs)
+            arrays = [(i, x) for i, x in enumerate(given) if isinstance(x, np.ndarray)]
+            for out in made if isinstance(made, tuple) else (made,):
+                found |= {name for i, x in arrays if np.shares_memory(out, x) and not (i == 0 and ROWS[name].view)}
+    assert found == {"to_device"}, "a Tensor asks for this one only where the device is another"
+
+
 @pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=80))
 def test_row(name: str) -> None:
     ag.run(check(name), tune_gc=False)

@@ -521,6 +521,55 @@ def test_elements_that_share_a_place_cannot_be_modified() -> None:
         assert t.version == 0 and wide.grad_fn is node
 
 
+WINDOWS: dict[str, Callable[[Any], Any]] = {
+    "unfold": lambda t: t.unfold(0, 2, 1), "steps": lambda t: t.unfold(1, 2, 2), "of a part": lambda t: t[1:].T.unfold(0, 3, 1),
+    "two axes": lambda t: ag.sliding_window_view(t, (2, 3)), "numpy": lambda t: np.lib.stride_tricks.sliding_window_view(t, 2, 0),
+    "part": lambda t: t.unfold(0, 2, 1)[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+async def test_windows_follow_what_is_written_into_the_tensor_they_are_taken_of(name: str) -> None:
+    def function(x: Any, w: Any) -> Any:
+        x = x * 1
+        windows = WINDOWS[name](x)
+        before = (windows * 3).sum()
+        x *= w
+        x[1] = x[0] * 2
+        return before + windows * windows
+
+    await gradients_agree(function, np.arange(12.0).reshape(3, 4) + 0.5, 1.7)
+    x = np.arange(12.0).reshape(3, 4) + 0.5
+    batch = np.stack([x, x + 1])
+    for transformed in (ag.compile(function), lambda x, w: ag.vmap(function, (0, None))(ag.tensor(batch), w)[0]):
+        for _ in range(3):
+            same(transformed(constant(x), constant(1.7)), function(constant(x), constant(1.7)).numpy())
+    _, tangent = await ag.jvp(lambda w: function(constant(x) * w, w), constant(1.7), constant(1.0))
+    ends = [function(constant(x) * w, constant(w)).numpy() for w in (1.7 - 1e-5, 1.7 + 1e-5)]
+    np.testing.assert_allclose(tangent.numpy(), (ends[1] - ends[0]) / 2e-5, rtol=1e-6)
+
+
+async def test_windows_that_were_saved_and_overwritten_are_noticed() -> None:
+    x = leaf([1.0, 2.0, 3.0]) * 1
+    squares = x.unfold(0, 2, 1) ** 2
+    x += 1
+    await assert_awaiting_raises(ModifiedError, "modified by an inplace operation", squares.sum().backward())
+
+
+@pytest.mark.parametrize("take", [lambda t: t.unfold(0, 2, 1), lambda t: t.expand(2, 3)], ids=["windows", "expand"])
+async def test_elements_that_share_a_place_are_refused_in_transforms_too(take: Any) -> None:
+    def function(x: Any) -> Any:
+        y = x * 2
+        part = take(y)
+        part.mul_(3)
+        return y
+
+    x = constant([1.0, 2.0, 3.0])
+    for run in (function, ag.compile(function), ag.vmap(lambda row: function(row * x))):
+        assert_raises(InPlaceError, "several of its elements share one place since", run, x if run is not function else leaf([1.0, 2.0, 3.0]))
+    await assert_awaiting_raises(InPlaceError, "several of its elements share one place since", ag.jvp(function, x, x))
+
+
 def test_read_only_arrays_of_others_cannot_be_modified() -> None:
     array = np.ones(3)
     array.flags.writeable = False

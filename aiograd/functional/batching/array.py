@@ -13,18 +13,24 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, InPlaceError
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import host_array, make
-from aiograd.tensors.levels import Level, LevelArray
+from aiograd.tensors.core import TensorCore, host_array, make, refresh
+from aiograd.tensors.followed import has_tangent
+from aiograd.tensors.inplace import store
+from aiograd.tensors.levels import Level, LevelArray, recording
 
 _WRITEABLE = np.empty(0).flags
 _OUTSIDE = "vmap: values that differ from example to example are written into a tensor from outside; make the tensor in the function"
 _OUTER = (
     "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new tensor of "
     "both with an operation out of place."
+)
+_DETACHED = (
+    "vmap: values through which a gradient or a tangent of the caller goes are written into a tensor of detach(), and so into the one that it shares "
+    "memory with, which would get no part of it. Use clone() of the detached tensor first, or detach() what is written."
 )
 
 
@@ -109,10 +115,25 @@ class BatchedArray(LevelArray):
         self._become("setitem", (self, given), {"index": index})
 
     def _become(self, row: str, args: tuple[BatchedArray, ...], settings: dict[str, Any]) -> None:
-        with ModeScope(tangents=True):  # under no_grad the elements that are not written keep their place in the caller's graph
+        keeps = not current_mode().tangents
+        with ModeScope(tangents=True):  # under no_grad all elements keep their place in the caller's graph, as they do in eager mode
             changed = ROWS[row](*args, **settings)
-        if changed.level is not self.level:
-            raise ArgumentError(_OUTER)
+            if changed.level is not self.level:
+                raise ArgumentError(_OUTER)
+            if keeps:
+                changed = self._with_values(changed)
+        self._take_over(changed)
+
+    def _with_values(self, other: BatchedArray) -> BatchedArray:
+        """The values of another array of the level with the place that this one has in the caller's graph."""
+        with recording(self.level.records):
+            value = self.value if self.batched or not other.batched else self.value.broadcast_to((self.level.size, *self.shape))
+            value = value.clone()
+        with ModeScope(grad=False, tangents=False):
+            value[...] = other.value
+        return BatchedArray(self.level, value, self.batched or other.batched)
+
+    def _take_over(self, changed: BatchedArray) -> None:
         self.value, self.batched = changed.value, changed.batched
 
     @property
@@ -145,9 +166,58 @@ class BatchedArray(LevelArray):
     def __copy__(self) -> Self:
         return type(self)(self.level, self.value, self.batched)
 
-    def without_tangent(self) -> Self:
+    def without_tangent(self, tensor: Any = None) -> DetachedArray:
         """The same array without tangents of calls around it, and apart from the caller's graph."""
-        return type(self)(self.level, self.value.detach(), self.batched)
+        return DetachedArray(self.level, self if tensor is None else tensor)
+
+
+class DetachedArray(BatchedArray):
+    """The values of another array, apart from the caller's graph: writes into one of the two are seen in the other.
+
+    Args:
+        level: the call it belongs to.
+        source: the other array, or a Tensor that has it, which after a write may have another one.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, level: BatchLevel, source: Any) -> None:
+        self.level = level
+        self.source = source
+        self.base = None
+
+    @property
+    def _other(self) -> BatchedArray:
+        found = self.source
+        while not isinstance(found, BatchedArray) or found.level is not self.level:
+            if isinstance(found, TensorCore):
+                refresh(found)
+                found = found._data
+            else:
+                found = getattr(found, found.holds)
+        return found
+
+    @property
+    def value(self) -> Any:
+        """The values of the other array as they are now."""
+        return self._other.value.detach()
+
+    @property
+    def batched(self) -> bool:  # type: ignore[override]
+        """As of the other array."""
+        return self._other.batched
+
+    def _take_over(self, changed: BatchedArray) -> None:
+        if changed.value.requires_grad or has_tangent(changed.value):
+            raise InPlaceError(_DETACHED)
+        with ModeScope(grad=False, tangents=False):
+            if isinstance(self.source, TensorCore):
+                store(self.source, ..., changed)
+            else:
+                self.source[...] = changed
+
+    def __copy__(self) -> Self:
+        return type(self)(self.level, self.source)
 
 
 #: runs a row on batched arrays; set by `aiograd.functional.batching.rules`, which is built on this module

@@ -16,6 +16,7 @@ import numpy as np
 from aiograd.array_functions.searching import where
 from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
+from aiograd.ops.shape import checked_axis
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
 from aiograd.tensors.levels import recording, split_arguments
@@ -29,7 +30,7 @@ BROADCAST = (
     "digamma zeta bessel_i0 bessel_i1 bessel_i0e bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 sinc xlogy "
     "bessel_jv bessel_yn bessel_iv bessel_ive bessel_k0 bessel_k1 rgamma gammasgn gammainc gammaincc betainc betaincc stdtr erfcx ndtri "
     "exprel rel_entr where mask round real imag angle conj clone to_copy nan_to_num complex isclose clamp_min "
-    "clamp_max"
+    "clamp_max to_device"
 ).split()
 REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
 #: rows with rules for settings that differ from example to example
@@ -44,6 +45,8 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     if settings:
         statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
         settings = leaves_of(statics, BatchedArray)
+    if op.name == "to_device":
+        statics = {**statics, "source": arrays[0].value.device}
     batched = any([isinstance(x, BatchedArray) and x.batched for x in (*arrays, *settings)])
     with recording(level.records_now):
         if not batched:
@@ -74,6 +77,11 @@ def _of_level(level: BatchLevel, x: Any) -> Any:
 
 def _defaulted(op: Op, statics: dict[str, Any], name: str) -> Any:
     return statics.get(name, op.defaults.get(name))
+
+
+def _behind(axis: int, ndim: int) -> int:
+    """An axis of an example with `ndim` axes in a batch of them."""
+    return checked_axis(axis, ndim) + 1
 
 
 def _in_front(level: BatchLevel, x: Any, ndim: int) -> Any:
@@ -116,19 +124,22 @@ def _broadcast(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, 
 def _reduce(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     axes = range(x.ndim) if axis is None or not x.ndim else (axis,) if isinstance(axis, int) else axis
-    return call(op, (x.value,), {**statics, "axis": tuple(a % x.ndim + 1 for a in axes)})
+    return call(op, (x.value,), {**statics, "axis": tuple(_behind(a, x.ndim) for a in axes)})
 
 
 def _along(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
-    x = arrays[0]
-    return call(op, (x.value,), {**statics, "axis": _defaulted(op, statics, "axis") % x.ndim + 1}) if x.ndim else NotImplemented
+    x, axis = arrays[0], _defaulted(op, statics, "axis")
+    if axis is None or not x.ndim:
+        return NotImplemented
+    along = tuple(_behind(a, x.ndim) for a in axis) if isinstance(axis, tuple) else _behind(axis, x.ndim)
+    return call(op, (x.value,), {**statics, "axis": along})
 
 
 def _index_of(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     if axis is None and x.ndim != 1:
         return NotImplemented
-    return call(op, (x.value,), {**statics, "axis": (axis or 0) % x.ndim + 1}) if x.ndim else NotImplemented
+    return call(op, (x.value,), {**statics, "axis": _behind(axis or 0, x.ndim)}) if x.ndim else NotImplemented
 
 
 def _reshape(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
@@ -147,25 +158,25 @@ def _expand(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any
 def _permute(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim, axes = arrays[0].ndim, _defaulted(op, statics, "axes")
     order = tuple(range(ndim))[::-1] if axes is None else axes
-    return call(op, (arrays[0].value,), {"axes": (0, *(a % ndim + 1 for a in order))})
+    return call(op, (arrays[0].value,), {"axes": (0, *(_behind(a, ndim) for a in order))})
 
 
 def _transpose(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim = arrays[0].ndim
-    return call(op, (arrays[0].value,), {name: _defaulted(op, statics, name) % ndim + 1 for name in ("axis0", "axis1")})
+    return call(op, (arrays[0].value,), {name: _behind(_defaulted(op, statics, name), ndim) for name in ("axis0", "axis1")})
 
 
 def _squeeze(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     x, axis = arrays[0], _defaulted(op, statics, "axis")
     axes = [a for a, n in enumerate(x.shape) if n == 1] if axis is None else (axis,) if isinstance(axis, int) else axis
-    return call(op, (x.value,), {"axis": tuple(a % x.ndim + 1 for a in axes)})
+    return call(op, (x.value,), {"axis": tuple(_behind(a, x.ndim) for a in axes)})
 
 
 def _unsqueeze(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     axis = _defaulted(op, statics, "axis")
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     ndim = arrays[0].ndim + len(axes)
-    return call(op, (arrays[0].value,), {"axis": tuple(a % ndim + 1 for a in axes)})
+    return call(op, (arrays[0].value,), {"axis": tuple(_behind(a, ndim) for a in axes)})
 
 
 def _getitem(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
@@ -175,7 +186,7 @@ def _getitem(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, An
 
 def _join(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
     ndim = arrays[0].ndim + (op.name == "stack")
-    return call(op, tuple(_spread(level, x) for x in arrays), {"axis": _defaulted(op, statics, "axis") % ndim + 1})
+    return call(op, tuple(_spread(level, x) for x in arrays), {"axis": _behind(_defaulted(op, statics, "axis"), ndim)})
 
 
 def _like(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:

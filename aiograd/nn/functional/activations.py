@@ -15,6 +15,7 @@ from aiograd.array_functions.searching import where
 from aiograd.array_functions.special import logit as _logit
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn.functional.documentation import document
+from aiograd.ops.shape import checked_axis
 from aiograd.tensors.tensor import Tensor
 
 #: of `selu`
@@ -119,7 +120,7 @@ def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) ->
         ShapeError: the length is odd.
     """
     x, along = as_tensor(input), axis_of("glu", dim, axis)
-    if not x.ndim or x.shape[along] % 2:
+    if x.shape[checked_axis(along, x.ndim)] % 2:
         raise ShapeError(f"glu: found shape {list(x.shape)}, expected an even length along axis {along}")
     first, second = split(x, 2, axis=along)
     return first * functions.sigmoid(second)
