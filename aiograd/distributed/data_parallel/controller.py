@@ -174,7 +174,7 @@ class DataParallel:
     def lost(self) -> tuple[str, ...]:
         """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`.
 
-        Where the last one is lost too, all are in `names` again.
+        Where the last one is lost too, or only one that was left out may have the newest state, all are in `names` again.
         """
         return tuple(self._coordinator.lost)
 
@@ -201,8 +201,8 @@ class DataParallel:
 
         Raises:
             WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
-            all are lost, and all are in `names` again, since one that is reached again can take the step. RemoteError: the loss failed on a replica.
-            DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
+            all are lost, or all that may have the newest state, and all are in `names` again, since one that is reached again can take the step.
+            RemoteError: the loss failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
             True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
