@@ -185,7 +185,6 @@ class LocalCluster(BaseCluster):
 
         >>> await cluster.wait_running("worker0")
         """
-        silent: WorkerProcess | None = None
         while True:
             self._process(name)
             if name in self._restarting:
@@ -199,11 +198,10 @@ class LocalCluster(BaseCluster):
                     await self._open().ask(name, SetPeers({}))
                 return
             except WorkerLostError:  # it is about to end, or was silent for too long
-                silent = process
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), ASK_SECONDS)
             except TimeoutError:
-                if process is not silent:
+                if self._open().is_connected(name):
                     return  # busy
         raise WorkerLostError(
             f"worker {name} has ended ({describe_status(process.status)}) and nothing restarts it: call restart({name!r}), or give max_restarts",

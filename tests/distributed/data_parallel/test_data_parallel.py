@@ -370,7 +370,10 @@ async def test_what_steps_refuse() -> None:
         assert sum(worker.statistics().references for worker in opened) == 0
 
 
-@pytest.mark.parametrize(("kind", "found"), [("number", "returned a float"), ("many", r"shape \[2\]"), ("no graph", "does not require grad")])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("number", "returned a float"), ("many", r"shape \[2\]"), ("no graph", "does not require grad"), ("complex", "of dtype complex64")],
+)
 async def test_losses_that_are_none(kind: str, found: str) -> None:
     async with replicated(BadLoss, kind) as (replicas, _):
         with pytest.raises(RemoteError, match=found):
