@@ -436,7 +436,10 @@ async def test_a_worker_that_is_busy_counts_as_running(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("ends", "seconds"), [(False, 0.1), (False, 0.5), (True, 0.5)])
 async def test_waiting_for_a_worker_that_was_only_silent_ends_when_it_answers(ends: bool, seconds: float) -> None:
-    """A request is given up before or after the worker is lost once more. Its process is suspended, and the driver has lost it by its silence; then the process runs on, or ends."""
+    """A request is given up before or after the worker is lost once more.
+
+    Its process is suspended, and the driver has lost it by its silence; then the process runs on, or ends.
+    """
     async with LocalCluster(1, service=SERVICE, limits=Limits(heartbeat=0.05)) as cluster:
         pid = cluster.pids["worker0"]
         os.kill(pid, signal.SIGSTOP)

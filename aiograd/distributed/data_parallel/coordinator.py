@@ -173,7 +173,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
     async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
         """Give the state of the first of some replicas to the others."""
         names, group = self.gathering(replicas, self.worker)
-        await together([self.ask(each, "synchronise", names, group) for each in replicas])
+        await results_or_loss({each: self.ask(each, "synchronise", names, group) for each in replicas})
 
     async def get_ready(self) -> None:
         """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
@@ -193,7 +193,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         asked = zip(self.remotes, others, shards, strict=True)
         names, group = self.gathering(self.remotes, self.worker)
         version, outcomes = list(self.version), self.refer(self.worker)
-        await together([self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked])
+        await results_or_loss({each: self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked})
         self._is_ready = True
 
     async def _equalise(self) -> None:
@@ -222,7 +222,8 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
             names, group = self.gathering(self.remotes, self.worker)
             told = [[rank, sent_stamp(stamp)] for rank, stamp in sources]
-            await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
+            dividing = zip(self.remotes, sent, strict=True)
+            await results_or_loss({each: self.ask(each, "divide", names, group, mine, told) for each, mine in dividing})
         return sent
 
     async def shard_sources(self) -> list[RemoteReplica]:

@@ -167,8 +167,10 @@ def numbered_stages(items: Iterable[Any], count: int) -> dict[int, Stage]:
         count: the number of stages of the schedule.
 
     Raises:
-        ArgumentError: there are more or fewer.
+        ArgumentError: there are more or fewer. ArgumentTypeError: it is no list.
     """
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise ArgumentTypeError(f"Pipeline: expected a list of {count} stages, found {type(items).__name__}")
     stages = dict(enumerate(map(as_stage, items)))
     if len(stages) != count:
         raise ArgumentError(f"Pipeline: got {len(stages)} stages for a schedule of {count}")
