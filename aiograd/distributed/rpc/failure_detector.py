@@ -97,9 +97,10 @@ class FailureDetector:
         """
         try:
             gap = now - self.last
+            is_later = 0 <= gap < math.inf
         except TypeError:
-            gap = math.nan
-        if not 0 <= gap < math.inf:  # seldom
+            is_later = False
+        if not is_later:
             _checked("heard", now)
             return
         self.last = now

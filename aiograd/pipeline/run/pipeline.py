@@ -38,7 +38,7 @@ from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.schedule.schedule import Schedule
 from aiograd.pipeline.schedule.timeline.timeline import Timeline
-from aiograd.pipeline.step.stage import Stage, numbered_stages
+from aiograd.pipeline.step.stage import Stage, numbered_stages, stage_list
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
@@ -123,7 +123,7 @@ class Pipeline(PipelineReplicas):
         for name, function in (("loss_fn", loss_fn), ("respawn", respawn)):
             if function is not None and not callable(function):
                 raise ArgumentTypeError(f"Pipeline({name}=...): expected a callable, found {type(function).__name__}")
-        given = list(stages)
+        given = stage_list(stages)
         is_replicated = bool(given) and all(isinstance(each, (list, tuple)) for each in given)
         if is_replicated and (loss_fn is not None or respawn is not None):
             raise ArgumentError(
