@@ -161,7 +161,10 @@ class Compressor(ABC):
         >>> compressor.decode(compressor.encode(np.array([127.0, -3.0]))[0], 2)
         array([127.,  -3.], dtype=float32)
         """
-        wanted = np.dtype(dtype)
+        try:
+            wanted = np.dtype(dtype)
+        except TypeError:
+            raise ArgumentError(f"{self}.decode: dtype is {dtype!r}; expected float32 or float64") from None
         if wanted not in _LARGEST_EXPONENT:
             raise ArgumentError(f"{self}.decode: dtype is {wanted}; expected float32 or float64")
         found = self._bytes_of(payload, size)

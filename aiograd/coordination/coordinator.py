@@ -145,12 +145,14 @@ class StepCoordinator(Generic[W, R]):
         if not isinstance(error, WorkerLostError) or not self.is_replicated or all(remote.owner != error.worker for remote in self.remotes):
             return error
         name = error.worker
-        return WorkerLostError(
+        explained = WorkerLostError(
             f"{self.wording.subject} lost a worker, and nothing has changed on any: {error}. {self.wording.without.format(worker=name)}",
             worker=name,
             stage=error.stage,
             is_gone=error.is_gone,
         )
+        explained.__cause__ = error
+        return explained
 
     # ---------------------------------------------------------------- before the decision
 

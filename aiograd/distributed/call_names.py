@@ -7,7 +7,7 @@ from typing import Any
 from aiograd.distributed.messages.library import CallMethod, CreateObject
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference
-from aiograd.errors import DeadlineError
+from aiograd.errors import ArgumentTypeError, DeadlineError
 
 
 def late(error: DeadlineError, what: str) -> DeadlineError:
@@ -32,6 +32,22 @@ def label(function: str, args: list[Any]) -> str:
         if isinstance(method, str):
             return f"{first.type_name:.80}.{method:.80}"
     return function
+
+
+def name_of_class(what: str, cls: Any) -> str:
+    """The name of a class that a peer exposes.
+
+    Args:
+        what: the function that got it, for the error.
+        cls: the class, or its name.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    name = getattr(cls, "__name__", cls)
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"{what}: expected a class that the worker's service exposes, or its name, found {type(cls).__name__}")
+    return name
 
 
 def named(function: str, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -146,6 +146,9 @@ class WaitReport:
         object.__setattr__(self, "silent", MappingProxyType({name[:TEXT]: reason[:TEXT] for name, reason in self.silent.items()}))
         _check(self, ())
 
+    def __reduce__(self) -> tuple[Any, ...]:  # a proxy of a dict can be neither pickled nor copied
+        return type(self), (self.waits, self.held, dict(self.silent), self.seconds)
+
     @cached_property
     def cycles(self) -> tuple[tuple[Work, ...], ...]:
         """For each strongly connected part of the graph one shortest cycle through its least member, which it begins with. See Note [Cycles]."""

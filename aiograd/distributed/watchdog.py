@@ -23,13 +23,14 @@ import threading
 import time
 from collections.abc import Iterator
 from types import CodeType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pulse import PulseCarrier
 from aiograd.distributed.rpc.identity import PeerId
 from aiograd.distributed.rpc.pulse import Pulse, Pulses
+from aiograd.errors import ArgumentTypeError
 from aiograd.running.caller import short_place
 from aiograd.running.log_fields import structured_logger
 
@@ -234,3 +235,18 @@ class Watchdog:
 
 
 WATCHDOG = Watchdog()
+
+
+def watched(watchdog: Any, transport: Any) -> HttpTransport | None:
+    """The transport of a worker whose loop is to be watched; None: it is not.
+
+    Args:
+        watchdog: as of the worker.
+        transport: the worker's.
+
+    Raises:
+        ArgumentTypeError: `watchdog` is not True or False.
+    """
+    if not isinstance(watchdog, bool):
+        raise ArgumentTypeError(f"Worker(watchdog={watchdog!r}): expected True or False")
+    return transport if watchdog and isinstance(transport, HttpTransport) else None

@@ -16,6 +16,7 @@ from aiograd.distributed.asking import serve_waits, why
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
+from aiograd.distributed.call_names import name_of_class
 from aiograd.distributed.calls import Calls
 from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.context_block import ContextBlock
@@ -40,7 +41,7 @@ from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics, statistics_of
 from aiograd.distributed.waits import WaitReport
-from aiograd.distributed.watchdog import WATCHDOG
+from aiograd.distributed.watchdog import WATCHDOG, watched
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 from aiograd.running.caller import called
@@ -131,7 +132,7 @@ class Worker:
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
-        self._watched = transport if watchdog and isinstance(transport, HttpTransport) else None
+        self._watched = watched(watchdog, transport)
         self._host = host
         self._port = port
         self._peers = dict(peers or {})
@@ -329,14 +330,13 @@ class Worker:
             A reference to it. The instance lives until ``await ref.delete()``, or the end of its worker.
 
         Raises:
-            NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
+            NotExposedError: `peer` exposes no class of that name. ArgumentTypeError: `cls` is neither. Otherwise as `call`.
 
         >>> ref = await driver.remote("left", "Linear", 2, 1)
         >>> await ref.call("forward", ag.ones(1, 2))
         tensor([[2.]])
         """
-        name = cls if isinstance(cls, str) else cls.__name__
-        ref: RemoteRef = await self._calls.ask(peer, CreateObject(name, list(args), kwargs), timeout)
+        ref: RemoteRef = await self._calls.ask(peer, CreateObject(name_of_class("remote", cls), list(args), kwargs), timeout)
         return ref
 
     async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:

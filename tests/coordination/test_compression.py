@@ -270,8 +270,9 @@ def test_arguments_are_checked() -> None:
     for size in (-1, 1.5, True, None):
         with pytest.raises(ArgumentError, match="expected a number of values"):
             compressor.decode(payload, size)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="expected float32 or float64"):
-        compressor.decode(payload, 10, np.int32)
+    for dtype in (np.int32, "x", 3, object):
+        with pytest.raises(ArgumentError, match="expected float32 or float64"):
+            compressor.decode(payload, 10, dtype)
     for given_payload in ("text", None, 5):
         with pytest.raises(ArgumentTypeError, match="expected bytes"):
             compressor.decode(given_payload, 10)

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -431,6 +432,38 @@ async def test_a_worker_that_is_busy_counts_as_running(monkeypatch: pytest.Monke
         await cluster.wait_running("worker0")
         await asyncio.gather(busy, return_exceptions=True)
         await cluster.wait_running("worker0")
+
+
+@pytest.mark.parametrize(("ends", "seconds"), [(False, 0.1), (False, 0.5), (True, 0.5)])
+async def test_waiting_for_a_worker_that_was_only_silent_ends_when_it_answers(ends: bool, seconds: float) -> None:
+    """A request is given up before or after the worker is lost once more.
+
+    Its process is suspended, and the driver has lost it by its silence; then the process runs on, or ends.
+    """
+    async with LocalCluster(1, service=SERVICE, limits=Limits(heartbeat=0.05)) as cluster:
+        pid = cluster.pids["worker0"]
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(WorkerLostError, match="nothing was heard from it"):
+            await cluster.driver.call("worker0", "wait_forever")
+        asked: asyncio.Queue[None] = asyncio.Queue()
+        ask = cluster._open().ask
+
+        async def asking(name: str, message: Any) -> Any:
+            asked.put_nowait(None)
+            return await ask(name, message)
+
+        with mock.patch.object(cluster._open(), "ask", asking), mock.patch("aiograd.distributed.cluster.local.ASK_SECONDS", seconds):
+            waiting = asyncio.create_task(cluster.wait_running("worker0"))
+            for _ in range(4):  # three have had no answer
+                await asked.get()
+            assert not waiting.done()
+            os.kill(pid, signal.SIGKILL if ends else signal.SIGCONT)
+            if ends:
+                with pytest.raises(WorkerLostError, match="nothing restarts it"):
+                    await waiting
+                return
+            await waiting
+        assert await cluster.driver.call("worker0", "process") == pid
 
 
 async def test_encodings_are_those_of_all() -> None:

@@ -133,9 +133,24 @@ async def test_what_may_not_be_optimized() -> None:
         for refs, error, text in (
             ([], ArgumentError, "empty list of parameters"),
             ([3], ArgumentTypeError, "expected RemoteRefs, RemoteModules, parameters or modules, found int"),
+            (None, ArgumentTypeError, "expected a list of RemoteRefs, .*, found NoneType"),
+            (leaf(1, 2), ArgumentTypeError, "expected a list of RemoteRefs, .*, found"),
         ):
             with pytest.raises(error, match=text):
-                dist.DistributedOptimizer(a, ag.optim.SGD, refs)
+                dist.DistributedOptimizer(a, ag.optim.SGD, refs)  # type: ignore[arg-type]
+        optimizer = dist.DistributedOptimizer(a, ag.optim.SGD, [module], lr=0.1)
+        for refuse in (lambda: optimizer.restore(None, None), lambda: optimizer.add(None, like="b")):  # type: ignore[arg-type]
+            with pytest.raises(ArgumentTypeError, match="expected a list of RemoteRefs"):
+                await refuse()
+        here = ag.nn.Linear(1, 1)
+        for name in (3, [], None):
+            with pytest.raises(ArgumentError, match="like="):
+                await optimizer.add([here], like=name)  # type: ignore[arg-type]
+            with pytest.raises(ArgumentError, match="one has to stay"):
+                await optimizer.remove(name)  # type: ignore[arg-type]
+        for refuse in (lambda: optimizer.step(3), lambda: optimizer.clip_grad_norm_(3, 1.0)):
+            with pytest.raises(ArgumentTypeError, match=r"expected the context with the gradients, .*, found int"):
+                await refuse()
         with pytest.raises(ArgumentTypeError, match=r"expected a class such as ag\.optim\.SGD"):
             dist.DistributedOptimizer(a, 3, [module])
         async with a.context() as ctx:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiograd.distributed import FailureDetector, Limits
+from aiograd.errors import ArgumentTypeError
 
 LIMITS = Limits()
 GAPS = st.lists(st.floats(0.0, 10.0), max_size=60)
@@ -70,6 +73,27 @@ def test_a_loop_that_is_held_up_is_waited_for(gaps: list[float], wait: float, se
     detector.heard(now + 2.0)
     assert (detector.held_at, detector.held_seconds, detector.held_line) == (None, 0.0, "")
     assert detector.deadline <= now + 2.0 + limits.silence and "nothing was heard" in detector.reason(now + 3.0)
+
+
+@pytest.mark.parametrize("wrong", ["x", None, math.nan, math.inf, -math.inf, 1j])
+def test_what_is_no_time_is_refused_and_changes_nothing(wrong: Any) -> None:
+    detector, now = after([0.5, 0.25])
+    before = detector.deadline, detector.mean_gap, detector.gap_deviation, detector.last, detector.held_at
+    calls: list[Callable[[], Any]] = [
+        lambda: FailureDetector(LIMITS, wrong),
+        lambda: detector.begin(wrong),
+        lambda: detector.heard(wrong),
+        lambda: detector.held(wrong, 1.0, ""),
+        lambda: detector.held(now, wrong, ""),
+        lambda: detector.excuse(wrong),
+        lambda: detector.reason(wrong),
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentTypeError, match="expected seconds of the loop's clock, found"):
+            call()
+    assert (detector.deadline, detector.mean_gap, detector.gap_deviation, detector.last, detector.held_at) == before
+    with pytest.raises(ArgumentTypeError, match="expected dist.Limits"):
+        FailureDetector(None, 0.0)  # type: ignore[arg-type]
 
 
 @given(GAPS, st.floats(0.0, 5.0))

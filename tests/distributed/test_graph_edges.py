@@ -357,6 +357,7 @@ async def test_arguments_of_backward() -> None:
             for roots, error, text in (
                 ((), ArgumentError, "No tensors provided for gradient computation."),
                 ((y,), ArgumentError, r"root 0 of shape \[2\] is not a scalar, all roots need to be scalar"),
+                ((y.sum(), (y * 1j).sum()), ArgumentTypeError, "root 1 has dtype complex64; expected a real scalar"),
                 ((y.sum(), y.detach().sum()), NoGraphError, "requires_grad not set on root 1"),
                 ((leaf(1),), NoGraphError, "root 0 does not have a valid gradient function"),
                 ((3,), ArgumentTypeError, "root 0 is a int"),

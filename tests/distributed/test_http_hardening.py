@@ -262,6 +262,23 @@ async def test_a_closed_connection_that_does_not_drain_is_aborted(virtual_clock:
         assert loop_transport.state == "gone" and admission.open == 0
 
 
+def test_requests_that_arrive_while_a_worker_is_closed_are_no_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """On uvloop, where a transport that is closed refuses what is written."""
+
+    async def main(turns: int) -> None:
+        async with listening(HttpTransport(), lambda channel: None) as url:
+            for _ in range(10):
+                client = clients.enter_context(socket.create_connection(("127.0.0.1", port_of(url))))
+                client.sendall(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{port_of(url)}\r\n\r\n".encode())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    for turns in range(9):
+        with contextlib.ExitStack() as clients, asyncio.Runner(loop_factory=pytest.importorskip("uvloop").new_event_loop) as runner:
+            runner.run(main(turns))
+    assert not caplog.records
+
+
 async def test_what_the_parser_did_not_foresee_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object) -> None:
         raise ValueError("surprise")

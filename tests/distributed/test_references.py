@@ -194,6 +194,7 @@ async def test_what_cannot_be_made_or_called() -> None:
     async with workers("a", "b", service=service) as (a, b):
         for make, error, text in (
             (lambda: a.remote("b", "Nothing"), NotExposedError, "no class 'Nothing' is exposed"),
+            (lambda: a.remote("b", 3), ArgumentTypeError, "expected a class .*, or its name, found int"),  # type: ignore[arg-type]
             (lambda: a.remote("b", Switchboard), NotExposedError, "no class 'Switchboard' is exposed"),
             (lambda: a.remote("b", Layer, "x"), RemoteError, "b: Layer: ArgumentTypeError: calling Layer: argument 'factors' is str; expected float"),
             (lambda: a.remote("b", Layer, colour=1), RemoteError, "got an unexpected keyword argument 'colour'"),

@@ -271,6 +271,9 @@ async def test_a_module_that_is_deleted_or_is_none() -> None:
             await plain.state_dict()
         with pytest.raises(NotExposedError, match="Plain has no public method '__call__'"):
             await plain(1)
+        for state in (None, 3, []):
+            with pytest.raises(ArgumentTypeError, match="load_state_dict: expected a dict of Tensors or arrays by name, found"):
+                await module.load_state_dict(state)  # type: ignore[arg-type]
         with pytest.raises(ArgumentTypeError, match="the object lives on b, not on c"):
             dist.RemoteModule(a, "c", module.ref)
         with pytest.raises(ArgumentTypeError, match=r"expected what `await worker\.remote"):

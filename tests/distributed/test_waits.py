@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import FrozenInstanceError
@@ -115,6 +117,14 @@ def test_a_report_survives_json(report: dist.WaitReport) -> None:
     assert again == report and hash(again) == hash(report) and again.to_json() == text
     assert dist.WaitReport.from_json(text.encode()) == report
     assert set(json.loads(text)) == {"cycles", "waits", "held", "silent", "seconds"}
+
+
+@pytest.mark.parametrize("report", [dist.WaitReport(), FULL], ids=["empty", "full"])
+def test_a_report_can_be_copied_and_pickled(report: dist.WaitReport) -> None:
+    for again in (copy.copy(report), copy.deepcopy(report), pickle.loads(pickle.dumps(report))):
+        assert again == report and again.cycles == report.cycles and again.to_json() == report.to_json()
+        with pytest.raises(TypeError):
+            again.silent["b"] = "no"  # type: ignore[index]
 
 
 def test_reports_cannot_be_changed() -> None:

@@ -34,6 +34,12 @@ def test_a_url_that_is_none_is_refused_when_it_is_given(url: str) -> None:
         dist.Worker("me").add_peer("left", url)
 
 
+@pytest.mark.parametrize("watchdog", ["x", 1, None])
+def test_the_watchdog_is_on_or_off(watchdog: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"Worker\(watchdog=.*\): expected True or False"):
+        dist.Worker("me", watchdog=watchdog)
+
+
 def test_urls_of_other_transports() -> None:
     network = SimulatedNetwork(seed=0)
     worker = dist.Worker("me", peers={"left": "sim://left"}, transport=network.transport("me"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -320,6 +321,73 @@ async def test_dropout_is_drawn_by_stage_and_microbatch(name: str, ranks: int, m
         assert [values(await pipe.step(x, target)) for _ in range(2)] == losses
         assert gradients(cut) == gradients(alone)
         assert values([ag.default_generator().normal(())]) == values([ag.Generator(4).normal(())]), "a step draws nothing from it"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_step_that_is_taken_again_draws_the_same_random_numbers(is_cancelled: bool) -> None:
+    """Also after an evaluation in between; the step after it has others."""
+    x, target = data(5)
+    ag.seed(4)
+    alone = [Noisy(block) for block in blocks(2)]
+    losses = [await serial_with_noise(alone, 2, x, target) for _ in range(2)]
+    troubles = [1, 2, 3]
+    stepping: asyncio.Task[Any]
+
+    async def troubled(output: Any, target: Any) -> Any:
+        if troubles:
+            troubles.pop()
+            if is_cancelled:
+                stepping.cancel()
+                await asyncio.sleep(0)
+            raise OSError("disk")
+        return noisy_loss(output, target)
+
+    async with Pipeline([Noisy(block) for block in blocks(2)], make_schedule("1F1B", 2, 2), loss_fn=troubled) as pipe:
+        ag.seed(4)
+        while troubles:
+            stepping = asyncio.ensure_future(pipe.step(x, target))
+            with pytest.raises(asyncio.CancelledError if is_cancelled else PipelineError):
+                await stepping
+            await pipe.eval(x)
+        assert values(await pipe.step(x, target)) == losses[0]
+        ag.seed(4)
+        assert [values(await pipe.step(x, target)) for _ in range(2)] == losses
+
+
+async def test_a_step_that_raises_after_its_commit_is_not_taken_again() -> None:
+    x, target = data(5)
+    ag.seed(4)
+    alone = [Noisy(block) for block in blocks(2)]
+    losses = [await serial_with_noise(alone, 2, x, target) for _ in range(2)]
+    cut = [Noisy(block) for block in blocks(2)]
+    async with Pipeline(cut, make_schedule("1F1B", 2, 2), loss_fn=noisy_loss) as pipe:
+        ag.seed(4)
+        hook = next(cut[0].parameters()).register_post_accumulate_grad_hook(lambda leaf: 1 / 0)
+        with pytest.raises(Exception, match="division by zero") as caught:
+            await pipe.step(x, target)
+        assert getattr(caught.value, "committed", False)
+        hook.remove()
+        assert values(await pipe.step(x, target)) == losses[1]
+
+
+@pytest.mark.parametrize("seeded", [lambda: ag.seed(4), lambda: ag.default_generator().load_state_dict(ag.Generator(4).state_dict())])
+async def test_a_step_after_one_that_failed_follows_a_new_seed(seeded: Callable[[], Any]) -> None:
+    x, target = data(5)
+    fails = [True]
+
+    def failing(output: Any, target: Any) -> Any:
+        if fails and fails.pop():
+            raise OSError("disk")
+        return noisy_loss(output, target)
+
+    ag.seed(4)
+    losses = [await serial_with_noise([Noisy(block) for block in blocks(2)], 2, x, target) for _ in range(2)]
+    async with Pipeline([Noisy(block) for block in blocks(2)], make_schedule("1F1B", 2, 2), loss_fn=failing) as pipe:
+        ag.seed(5)
+        with pytest.raises(PipelineError, match="disk"):
+            await pipe.step(x, target)
+        seeded()
+        assert [values(await pipe.step(x, target)) for _ in range(2)] == losses
 
 
 async def test_a_seed_of_a_step_is_two_ints() -> None:

@@ -195,6 +195,7 @@ async def test_what_cannot_be_a_pipeline_in_replicas() -> None:
             ([a, b], {"respawn": print}, "leave out loss_fn and respawn"),
             ([[each.ref for each in a], [each.ref for each in b]], {}, "pass this process's Worker as worker="),
             ([a, b[:1]], {}, "got 1 stages for a schedule of 2"),
+            (3, {}, "expected a list of stages, found int"),
             ([a, [a[0], b[1]]], {}, "several replicas on a0;"),
             ([a, [await driver.remote_module("c0", "Block", 0), blocks(2)[1]]], {}, "replica 1 has stages in this process"),
             ([a, [await driver.remote_module("c0", "Block", 0), await driver.remote_module("c0", "Last", 1)]], {}, "have to be divided alike"),
@@ -203,6 +204,10 @@ async def test_what_cannot_be_a_pipeline_in_replicas() -> None:
                 Pipeline(stages, order, **options)
         with pytest.raises(ArgumentTypeError, match="not list"):
             Pipeline([a, b[0]], order)
+        async with Pipeline([a, b], order) as pipe:
+            for stages in (None, 3, "ab"):
+                with pytest.raises(ArgumentTypeError, match="expected a list of stages, found"):
+                    await pipe.add(stages)  # type: ignore[arg-type]
         other = [await driver.remote_module("c0", "Wide", 0), await driver.remote_module("c1", "Last", 1)]
         async with Pipeline([a, other], order) as pipe:
             with pytest.raises(ArgumentError, match=r"stages 0 differ: .* on c0, number 0 .* as on a0"):

@@ -96,6 +96,10 @@ class BackwardPasses:
                 raise NoGraphError(f"ctx.backward(): requires_grad not set on root {i}: it does not depend on anything that requires grad")
             if root.size != 1:
                 raise ArgumentError(f"ctx.backward(): root {i} of shape {list(root.shape)} is not a scalar, all roots need to be scalar")
+            if root.dtype.kind == "c":
+                raise ArgumentTypeError(
+                    f"ctx.backward(): root {i} has dtype {root.dtype}; expected a real scalar. Differentiate a real number of it, such as root.abs()"
+                )
             if root.grad_fn is None:
                 raise NoGraphError(f"ctx.backward(): root {i} does not have a valid gradient function: it is a leaf")
         seeds: list[Any] = [np.ones_like(root._data) for root in roots]

@@ -175,6 +175,8 @@ class LocalCluster(BaseCluster):
     async def wait_running(self, name: str) -> None:
         """Wait until this worker runs: at once if it answers, or when a restart that is under way, or due, is done. Cancelling changes nothing.
 
+        A worker that was only silent, as a suspended process is, is waited for until it answers.
+
         Args:
             name: name of the worker.
 
@@ -195,10 +197,12 @@ class LocalCluster(BaseCluster):
                 async with asyncio.timeout(ASK_SECONDS):
                     await self._open().ask(name, SetPeers({}))
                 return
-            except WorkerLostError:
-                await process.wait()
+            except WorkerLostError:  # it is about to end, or was silent for too long
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), ASK_SECONDS)
             except TimeoutError:
-                return
+                if self._open().is_connected(name):
+                    return  # busy
         raise WorkerLostError(
             f"worker {name} has ended ({describe_status(process.status)}) and nothing restarts it: call restart({name!r}), or give max_restarts",
             worker=name, stage="restart",

@@ -14,6 +14,7 @@ from typing import Any
 from aiograd.coordination.message_form import WireMessage, encode
 from aiograd.distributed.cluster.announcements import Announcements
 from aiograd.distributed.messages.library import Dismiss, SetPeers
+from aiograd.distributed.rpc.identity import PeerId
 from aiograd.distributed.worker import Worker
 from aiograd.errors import DistributedError, UnknownPeerError, WorkerLostError
 
@@ -171,6 +172,11 @@ class Roster:
 
     def _ask(self, name: str, message: WireMessage, timeout: float = TELL_SECONDS) -> Coroutine[Any, Any, Any]:
         return self.driver.call_apart(name, message.form.name, *encode(message), timeout=timeout)
+
+    def is_connected(self, name: str) -> bool:
+        """True if the driver has a connection to a worker, which is heard."""
+        core = self.driver._core
+        return core.endpoint.is_connected(PeerId(core.principal, self.member(name).name))
 
     # ---------------------------------------------------------------- waiting
 

@@ -28,7 +28,7 @@ from aiograd.distributed.messages.groups import (
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.wait_tables import WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.errors import CollectiveError, DistributedError, ProtocolError, WorkerLostError
+from aiograd.errors import ArgumentTypeError, CollectiveError, DistributedError, ProtocolError, WorkerLostError
 
 #: groups that are remembered, with their last decision
 REMEMBERED = 256
@@ -182,8 +182,8 @@ async def join_group(worker: Any, names: Sequence[str], *, name: str = "default"
         The group; ``await group.aclose()`` leaves it.
 
     Raises:
-        ArgumentError, ArgumentTypeError: the names cannot be used, or the worker is in a group of this name. CollectiveError: another member gave
-        other names, or has given up joining for a reason of its own. DeadlineError: a member did not join in time, or has not started.
+        ArgumentError, ArgumentTypeError: the names cannot be used, `worker` is none, or it is in a group of this name. CollectiveError: another
+        member gave other names, or has given up joining for a reason of its own. DeadlineError: a member did not join in time, or has not started.
         WorkerLostError, UnknownPeerError: one was lost, or is not known.
 
     Cancelling withdraws this worker, and the others raise `CollectiveError`.
@@ -191,5 +191,7 @@ async def join_group(worker: Any, names: Sequence[str], *, name: str = "default"
     >>> await asyncio.gather(*(dist.join_group(worker, ["left", "right"]) for worker in (left, right)))
     [<Group default: rank 0 of left, right>, <Group default: rank 1 of left, right>]
     """
-    groups: GroupServer = worker.groups
+    groups = getattr(worker, "groups", None)
+    if not isinstance(groups, GroupServer):
+        raise ArgumentTypeError(f"join_group: expected this process's dist.Worker and a list of names of workers, found {type(worker).__name__}")
     return await groups.form(names, name, timeout)

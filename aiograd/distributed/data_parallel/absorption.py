@@ -21,12 +21,15 @@ from aiograd.errors import CollectiveError, WorkerLostError
 T = TypeVar("T")
 
 
-async def results_or_loss(work: Mapping[RemoteReplica, Coroutine[Any, Any, T]], give_up: Callable[[], Coroutine[Any, Any, None]]) -> list[T]:
-    """The results of all replicas. Where one is lost the others end what they compute before the error is raised. Cancelling cancels all.
+async def results_or_loss(
+    work: Mapping[RemoteReplica, Coroutine[Any, Any, T]], give_up: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> list[T]:
+    """The results of all replicas. Cancelling cancels all.
 
     Args:
         work: of each replica.
-        give_up: lets the other replicas end without the sums, which cannot be completed.
+        give_up: lets the other replicas end without the sums, which cannot be completed: where one is lost they end what they compute before the
+            error is raised. None: an error is raised at once, but for one of the group, of which the loss of a replica may be the reason.
 
     Raises:
         WorkerLostError: a replica is lost. Otherwise the error of a replica.
@@ -34,9 +37,11 @@ async def results_or_loss(work: Mapping[RemoteReplica, Coroutine[Any, Any, T]], 
     tasks = {asyncio.ensure_future(coroutine): replica for replica, coroutine in work.items()}
     try:
         done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if others and all(isinstance(task.exception(), (WorkerLostError, CollectiveError, type(None))) for task in done):
+        if give_up is not None and others and all(isinstance(task.exception(), (WorkerLostError, CollectiveError, type(None))) for task in done):
             await give_up()
             await asyncio.wait(others)
+        while give_up is None and others and all(isinstance(task.exception(), (CollectiveError, type(None))) for task in done):
+            done, others = await asyncio.wait(others, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         cancelled = await end(tasks, current_engine().cancel_grace)
     if cancelled is not None:

@@ -7,18 +7,24 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.coordination.compressed_pass import checked_compressor
 from aiograd.coordination.compression import Compressor
 from aiograd.coordination.compressor_message import sent_form
-from aiograd.distributed.data_parallel.controller_arguments import checked_count, checked_method, checked_workers, name_of_optimizer
+from aiograd.distributed.data_parallel.controller_arguments import (
+    checked_count,
+    checked_method,
+    checked_optimizer_state,
+    checked_options,
+    checked_workers,
+    name_of_optimizer,
+    sendable,
+)
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.messages.library import ReadOptimizer
 from aiograd.distributed.objects.module import RemoteModule
-from aiograd.distributed.objects.parameter_stream import fetch, store_optimizer
+from aiograd.distributed.objects.parameter_stream import checked_state, fetch, store_optimizer
 from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
@@ -28,7 +34,6 @@ from aiograd.running import tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.running.random import forked_seed
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.creation import asarray
 from aiograd.tensors.norms import checked_norm
 
 
@@ -125,6 +130,7 @@ class DataParallel:
         """
         given = checked_workers("DataParallel", driver, names)
         optimizer_name = name_of_optimizer("DataParallel", "optimizer", optimizer)
+        given_options = checked_options("DataParallel", "optimizer_options", optimizer_options)
         options = {
             "absorb": _checked_absorb(absorb, given),
             "method": checked_method("DataParallel", "method", method),
@@ -134,7 +140,7 @@ class DataParallel:
             "shard_optimizer": _checked_sharding(shard_optimizer, optimizer),
             "compress": sent_form(checked_compressor("DataParallel", "compress", compress)),
         }
-        coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
+        coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, given_options, options, timeout)
         seed = forked_seed()
         try:
             coordinator.remotes = await coordinator.make(given)
@@ -174,7 +180,7 @@ class DataParallel:
     def lost(self) -> tuple[str, ...]:
         """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`.
 
-        Where the last one is lost too, all are in `names` again.
+        Where the last one is lost too, or only one that was left out may have the newest state, all are in `names` again.
         """
         return tuple(self._coordinator.lost)
 
@@ -201,8 +207,9 @@ class DataParallel:
 
         Raises:
             WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
-            all are lost, and all are in `names` again, since one that is reached again can take the step. RemoteError: the loss failed on a replica.
-            DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
+            all are lost, or all that may have the newest state, and all are in `names` again, since one that is reached again can take the step.
+            DistributedError: all that had the newest state are lost for good. RemoteError: the loss failed on a replica. DeadlineError: it took too
+            long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
             True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
@@ -281,10 +288,11 @@ class DataParallel:
             timeout: seconds for sending it.
 
         Raises:
-            RemoteError: names or shapes do not fit; nothing has changed. WorkerLostError: a replica is lost.
+            RemoteError: names or shapes do not fit; nothing has changed. ArgumentTypeError: it is no dict. WorkerLostError: a replica is lost.
 
         >>> await replicas.load_state_dict({"weight": ag.zeros(1, 2)})
         """
+        checked_state(state)
         async with self._turn:
             coordinator = self._open()
             first = await coordinator.begin_load()
@@ -331,13 +339,11 @@ class DataParallel:
 
         >>> await replicas.load_optimizer_state_dict(await replicas.optimizer_state_dict())
         """
-        if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping) or "param_groups" not in state:
-            raise ArgumentError("load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it")
+        given = checked_optimizer_state(state)
         async with self._turn:
             coordinator = self._open()
             first = await (coordinator.begin_optimizer_load() if coordinator.is_sharded else coordinator.begin_load())
-            values = {number: {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
-            await store_optimizer(coordinator.worker, first.optimizer, {**state, "state": values}, timeout)
+            await store_optimizer(coordinator.worker, first.optimizer, given, timeout)
             await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
     # ---------------------------------------------------------------- membership
@@ -398,20 +404,11 @@ class DataParallel:
             raise ArgumentTypeError(f"DataParallel.{what}: expected a list of shards, each a tuple of arrays, found {type(shards).__name__}")
         if not shards:
             raise ArgumentError(f"DataParallel.{what}: got no shards; expected at least one")
-        given = [[_sendable(value) for value in (shard if isinstance(shard, (tuple, list)) else (shard,))] for shard in shards]
+        given = [[sendable(value) for value in (shard if isinstance(shard, (tuple, list)) else (shard,))] for shard in shards]
         for index, each in enumerate(given):
             if len(each) != len(given[0]):
                 raise ArgumentError(f"DataParallel.{what}: shard {index} has {len(each)} arrays, shard 0 has {len(given[0])}; expected equally many")
         return given
-
-
-def _sendable(value: Any) -> Any:
-    """A value as it can be sent: arrays as Tensors."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return asarray(value)
-    if isinstance(value, TensorCore) and value.requires_grad:
-        raise ArgumentError(f"an argument of shape {list(value.shape)} requires grad, and the replicas are on other workers: detach() it")
-    return value
 
 
 def _rows_of(index: int, shard: Sequence[Any]) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from aiograd.distributed.rpc.keyring import check_names
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.tensors.core import TensorCore
+from aiograd.tensors.creation import asarray
 
 
 def checked_workers(what: str, driver: Any, names: Any) -> list[str]:
@@ -26,6 +31,41 @@ def name_of_optimizer(what: str, name: str, optimizer: Any) -> str:
     if not isinstance(found, str):
         raise ArgumentTypeError(f"{what}({name}=...): expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
     return found
+
+
+def checked_options(what: str, name: str, options: Any) -> dict[str, Any]:
+    """Options by name; none for None."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping) or not all(isinstance(each, str) for each in options):
+        raise ArgumentTypeError(f"{what}({name}={options!r}): expected a dict of options by name, such as {{'lr': 1e-3}}")
+    return dict(options)
+
+
+def checked_optimizer_state(state: Any) -> dict[str, Any]:
+    """The state of an optimizer, as ``state_dict`` gives it, with Tensors for arrays."""
+    what = "load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it"
+    if not isinstance(state, Mapping):
+        raise ArgumentError(f"{what}; found {type(state).__name__}")
+    values, groups = state.get("state"), state.get("param_groups")
+    if not isinstance(values, Mapping) or not isinstance(groups, Sequence) or not all(isinstance(each, Mapping) for each in groups):
+        raise ArgumentError(f"{what}; found 'state' of {type(values).__name__} and 'param_groups' of {type(groups).__name__}")
+    found: dict[int, dict[str, Any]] = {}
+    for number, each in values.items():
+        is_number = type(number) is int or (isinstance(number, str) and number.isdecimal())
+        if not is_number or not isinstance(each, Mapping):
+            raise ArgumentError(f"{what}; found a {type(each).__name__} as the state of parameter {number!r}")
+        found[int(number)] = {name: sendable(value) for name, value in each.items()}
+    return {"state": found, "param_groups": [dict(group) for group in groups]}
+
+
+def sendable(value: Any) -> Any:
+    """A value as it can be sent: arrays as Tensors."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return asarray(value)
+    if isinstance(value, TensorCore) and value.requires_grad:
+        raise ArgumentError(f"an argument of shape {list(value.shape)} requires grad, and the replicas are on other workers: detach() it")
+    return value
 
 
 def checked_count(what: str, name: str, count: Any, most: float = math.inf, least: int = 1) -> int:

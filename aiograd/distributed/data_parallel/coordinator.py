@@ -117,12 +117,14 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             await self._divide_soon()
         await self.drop([replica])
 
-    def _leave_out(self, replica: RemoteReplica, *, is_lost: bool = False) -> None:
+    def _leave_out(self, replica: RemoteReplica, loss: WorkerLostError | None = None) -> None:
         self.remotes.remove(replica)
         self.decisions.forget(replica)
         self._is_ready = False
-        if is_lost:
+        if loss is not None:
+            first = loss.__cause__ if isinstance(loss.__cause__, WorkerLostError) else loss
             self.lost[replica.owner] = replica
+            replica.loss = WorkerLostError(str(first), worker=replica.owner, stage=first.stage, is_gone=first.is_gone)  # holds no frames
 
     async def enter(self, name: str) -> None:
         """Take in a new replica, in place of a lost one of the same worker if there is one."""
@@ -171,13 +173,14 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
     async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
         """Give the state of the first of some replicas to the others."""
         names, group = self.gathering(replicas, self.worker)
-        await together([self.ask(each, "synchronise", names, group) for each in replicas])
+        await results_or_loss({each: self.ask(each, "synchronise", names, group) for each in replicas})
 
     async def get_ready(self) -> None:
         """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
 
         Raises:
-            WorkerLostError: a replica is lost. DistributedError: the replicas with the state of the last step are lost.
+            WorkerLostError: a replica is lost, or the others lack a part of the state that one which was left out may have. DistributedError: the
+            replicas with the state of the last step are lost.
         """
         if self._is_ready:
             return
@@ -190,7 +193,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         asked = zip(self.remotes, others, shards, strict=True)
         names, group = self.gathering(self.remotes, self.worker)
         version, outcomes = list(self.version), self.refer(self.worker)
-        await together([self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked])
+        await results_or_loss({each: self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked})
         self._is_ready = True
 
     async def _equalise(self) -> None:
@@ -212,14 +215,15 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         held = [list(map(stamp_of, each)) for each in await together([self.ask(each, "held") for each in self.remotes])]
         sources = covering(held, self.version[1])
         if not sources and (self.version[1] or self._optimizer_loads):  # else there is no state yet
-            raise missing_state(*SHARD)
+            raise self._missing(*SHARD)
         size, loads = len(self.remotes), sources[0][1][0] if sources else 0
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
         sent = list(map(sent_stamp, wanted))
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
             names, group = self.gathering(self.remotes, self.worker)
             told = [[rank, sent_stamp(stamp)] for rank, stamp in sources]
-            await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
+            dividing = zip(self.remotes, sent, strict=True)
+            await results_or_loss({each: self.ask(each, "divide", names, group, mine, told) for each, mine in dividing})
         return sent
 
     async def shard_sources(self) -> list[RemoteReplica]:
@@ -233,7 +237,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         held = [list(map(stamp_of, answers.get(each, ())))[-1:] for each in self.remotes]  # the part in use
         sources = covering(held, self.version[1])
         if not sources:
-            raise missing_state(*SHARD, failed)
+            raise self._missing(*SHARD, failed)
         return [self.remotes[rank] for rank, _ in sources]
 
     async def begin_optimizer_load(self) -> RemoteReplica:
@@ -283,9 +287,17 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         """The first replica with the highest version; `failed` as of `missing_state`."""
         newest = max(versions.values(), default=(-1, -1))
         if newest < self.version:
-            raise missing_state(f"the state after step {self.version[1]}", "make new replicas, and load a checkpoint", failed)
+            raise self._missing(f"the state after step {self.version[1]}", "make new replicas, and load a checkpoint", failed)
         self.version = newest
         return next(each for each, version in versions.items() if version == newest)
+
+    def _missing(self, what: str, advice: str, failed: Mapping[RemoteReplica, DistributedError] | None = None) -> DistributedError:
+        """See `missing_state`. Replicas that were left out may have the part: then all are taken back, and asked the next time."""
+        left_out = {each: each.loss for each in self.lost.values() if each.loss is not None}
+        error = missing_state(what, advice, {**left_out, **(failed or {})})
+        if isinstance(error, WorkerLostError):
+            self._take_back()
+        return error
 
     async def begin_load(self) -> RemoteReplica:
         """The replica that is to get a state from outside, which all get then; see `end_load`."""
@@ -326,21 +338,23 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
     async def _absorbing(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of an attempt. It is repeated without a replica that is lost; see Note [Absorbing a loss] in `absorption`."""
         while True:
+            were_lost = bool(self.lost)
             try:
                 await self.get_ready()
                 return await attempt()
             except WorkerLostError as error:
                 self._is_ready = False
                 lost = self.find(error.worker)
-                if not self.absorbs or lost is None:
+                if not self.absorbs or lost is None or (were_lost and not self.lost):  # taken back: the others lack a part of the state
                     raise
                 if len(self.remotes) == 1:
                     self._take_back()
                     raise
-                self._leave_out(lost, is_lost=True)
+                self._leave_out(lost, error)
 
     def _take_back(self) -> None:
-        """All are lost: one that was left out may have the newest state, and be reached again. Versions tell, as after each failure."""
+        """One that was left out may have the newest state, and be reached again. Versions tell, as after each failure."""
+        self._is_ready = self._is_ready and not self.lost
         self.remotes.extend(self.lost.values())
         self.lost.clear()
 
@@ -406,7 +420,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             self._is_ready = not failed
             for replica, failure in failed.items():
                 if self.absorbs and isinstance(failure, GONE):
-                    self._leave_out(replica, is_lost=True)
+                    self._leave_out(replica, restarted(replica, failure) if isinstance(failure, ReferenceLostError) else failure)
             return
         unknown = self.decisions.unconfirmed()
         first = next(iter(failed.values()))

@@ -87,6 +87,8 @@ class LossModule:
             raise ArgumentTypeError(f"{name} returned a {type(loss).__name__}; {expected}")
         if loss.size != 1:
             raise ArgumentError(f"{name} returned a Tensor of shape {list(loss.shape)}; {expected}")
+        if loss.dtype.kind == "c":
+            raise ArgumentTypeError(f"{name} returned a Tensor of dtype {loss.dtype}; {expected}, which is real")
         return loss
 
     def clipped(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:

@@ -22,6 +22,8 @@ class RemoteReplica:
         self.module = module
         self.optimizer = optimizer
         self.ref: Any = ref
+        #: why it was left out the last time
+        self.loss: WorkerLostError | None = None
 
     @property
     def parts(self) -> tuple[RemoteRef, ...]:

@@ -11,7 +11,13 @@ from typing import Any, Self
 from aiograd.coordination.compressed_pass import checked_compressor
 from aiograd.coordination.compression import Compressor, TopK
 from aiograd.coordination.message_form import parse
-from aiograd.distributed.data_parallel.controller_arguments import checked_count, checked_method, checked_workers, name_of_optimizer
+from aiograd.distributed.data_parallel.controller_arguments import (
+    checked_count,
+    checked_method,
+    checked_options,
+    checked_workers,
+    name_of_optimizer,
+)
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions, copies
 from aiograd.distributed.local_steps.checkpoints import checkpoint_of, members_of, restore_members, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
@@ -128,7 +134,7 @@ class LocalSteps:
         options = TrainingOptions(
             steps=checked_count("LocalSteps", "steps", steps),
             optimizer=name_of_optimizer("LocalSteps", "optimizer", optimizer),
-            optimizer_options=dict(optimizer_options or {}),
+            optimizer_options=checked_options("LocalSteps", "optimizer_options", optimizer_options),
             outer=name_of_optimizer("LocalSteps", "outer", outer),
             outer_class=None if isinstance(outer, str) else outer,
             outer_options=_outer_options(outer, outer_options, compress),
@@ -404,7 +410,7 @@ class LocalSteps:
 
 def _outer_options(outer: Any, options: Mapping[str, Any] | None, compress: Any) -> dict[str, Any]:
     if options is not None:
-        return dict(options)
+        return checked_options("LocalSteps", "outer_options", options)
     if name_of_optimizer("LocalSteps", "outer", outer) != "SGD":
         return {}
     return {"lr": 0.9, "momentum": 0.5, "nesterov": True} if isinstance(compress, TopK) else {"lr": 0.7, "momentum": 0.9, "nesterov": True}

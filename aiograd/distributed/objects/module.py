@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.distributed.messages.library import LoadModule, ModuleParameters, ReadModule, TrainModule, ask_library
-from aiograd.distributed.objects.parameter_stream import fetch, store
+from aiograd.distributed.objects.parameter_stream import checked_state, fetch, store
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentTypeError
 
@@ -131,12 +131,13 @@ class RemoteModule:
             timeout: seconds, for all of it.
 
         Raises:
-            RemoteError: names or shapes do not fit.
+            RemoteError: names or shapes do not fit. ArgumentTypeError: it is no dict.
 
         >>> await model.load_state_dict({"weight": ag.tensor([[1.0, 2.0]])})
         >>> await model(ag.ones(1, 2))
         tensor([[3.]])
         """
+        checked_state(state)
         await store(self.worker, self.ref, LoadModule, state, timeout)
 
     async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:

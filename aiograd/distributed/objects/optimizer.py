@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.message_form import WireMessage
+from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.messages.library import CreateOptimizer, GradientSizes, LoadOptimizer, ReadOptimizer, ScaleGradients, SetOptions, ask_library
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
@@ -30,6 +31,7 @@ logger = structured_logger("aiograd.distributed")
 #: stands for the worker in a context's notes of doubt that is not about a pass
 CLIPPING = ""
 _clippings = count()
+_UPDATED = "RemoteRefs, RemoteModules, parameters or modules"
 
 
 class DistributedOptimizer:
@@ -72,12 +74,12 @@ class DistributedOptimizer:
         self._lock = asyncio.Lock()
 
     def _by_owner(self, refs: Iterable[Any]) -> dict[str, list[RemoteRef]]:
+        if isinstance(refs, (str, bytes, TensorCore)) or not isinstance(refs, Iterable):
+            raise ArgumentTypeError(f"DistributedOptimizer: expected a list of {_UPDATED}, found {type(refs).__name__}")
         items = list(refs)
         for item in items:
             if not isinstance(item, (RemoteRef, RemoteModule, TensorCore)) and not hasattr(item, "parameters"):
-                raise ArgumentTypeError(
-                    f"DistributedOptimizer: expected RemoteRefs, RemoteModules, parameters or modules, found {type(item).__name__}"
-                )
+                raise ArgumentTypeError(f"DistributedOptimizer: expected {_UPDATED}, found {type(item).__name__}")
         if not items:
             raise ArgumentError("DistributedOptimizer: got an empty list of parameters")
         by_owner: dict[str, list[RemoteRef]] = {}
@@ -365,7 +367,7 @@ class DistributedOptimizer:
         >>> await optimizer.remove("left")
         """
         async with self._lock:
-            if name not in self._refs or len(self._refs) == 1:
+            if not isinstance(name, str) or name not in self._refs or len(self._refs) == 1:
                 raise ArgumentError(f"DistributedOptimizer.remove({name!r}): there are parameters on {', '.join(self._refs)}; one has to stay")
             del self._refs[name]
             optimizer = self._optimizers.pop(name, None)
@@ -390,7 +392,7 @@ class DistributedOptimizer:
         """
         added = self._by_owner(refs)
         async with self._lock:
-            if len(added) != 1 or not self._refs.keys().isdisjoint(added) or like not in self._refs:
+            if len(added) != 1 or not self._refs.keys().isdisjoint(added) or not isinstance(like, str) or like not in self._refs:
                 raise ArgumentError(
                     f"DistributedOptimizer.add(): expected parameters on one further worker, found {', '.join(added)} beside "
                     f"{', '.join(self._refs)}; and one of the latter as like={like!r}"
@@ -425,6 +427,8 @@ class DistributedOptimizer:
 
 def _check_certain(ctx: Any) -> None:
     """Raise unless the gradients of a context can be used."""
+    if not isinstance(ctx, Context):
+        raise ArgumentTypeError(f"DistributedOptimizer: expected the context with the gradients, of `worker.context()`, found {type(ctx).__name__}")
     ctx.check_open()
     if ctx.in_doubt:
         raise CommitUnknown(

@@ -36,7 +36,7 @@ from aiograd.distributed.messages.library import (
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits, check_number
-from aiograd.errors import DistributedError, LimitError
+from aiograd.errors import ArgumentTypeError, DistributedError, LimitError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 
@@ -265,6 +265,16 @@ class ParameterStreams:
 
 
 # ---------------------------------------------------------------- the other side
+
+
+def checked_state(state: Any) -> None:
+    """Raise unless this is a dict, as states of modules are.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"load_state_dict: expected a dict of Tensors or arrays by name, found {type(state).__name__}")
 
 
 async def fetch(worker: Any, ref: RemoteRef, request: type[StateRequest], timeout: float | None) -> tuple[Any, dict[Any, Any]]:

@@ -16,8 +16,10 @@ others, 2004) need a distribution and a threshold instead.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.errors import ArgumentTypeError
 
 #: weights of the latest gap in the mean, and of its difference from the mean in the deviation; and how many deviations are waited for
 MEAN_WEIGHT, DEVIATION_WEIGHT, DEVIATIONS = 1 / 8, 1 / 4, 4
@@ -29,6 +31,9 @@ class FailureDetector:
     Args:
         limits: `heartbeat`, `missed_heartbeats` and `held`.
         now: when the waiting begins.
+
+    Raises:
+        ArgumentTypeError: `limits` or a time is something else.
 
     Attributes:
         last: when the peer was last heard.
@@ -54,6 +59,8 @@ class FailureDetector:
     )  # fmt: skip
 
     def __init__(self, limits: Limits, now: float) -> None:
+        if not isinstance(limits, Limits):
+            raise ArgumentTypeError(f"FailureDetector: expected dist.Limits, found {type(limits).__name__}")
         self._heartbeat = limits.heartbeat
         self._silence = limits.silence
         self._held = limits.held
@@ -70,7 +77,7 @@ class FailureDetector:
         Args:
             now: seconds.
         """
-        self.last: float = now
+        self.last: float = _checked("begin", now)
         self._let_go()
         self.forget()
 
@@ -84,9 +91,17 @@ class FailureDetector:
 
         Args:
             now: when it came, seconds.
+
+        Raises:
+            ArgumentTypeError: it is no number.
         """
-        gap = now - self.last
-        if gap < 0:
+        try:
+            gap = now - self.last
+            is_later = 0 <= gap < math.inf
+        except TypeError:
+            is_later = False
+        if not is_later:
+            _checked("heard", now)
             return
         self.last = now
         off = gap - self.mean_gap
@@ -103,7 +118,8 @@ class FailureDetector:
             seconds: since when.
             line: the line of code that the loop stands at, or "".
         """
-        if now < self.last or (self.held_at is not None and now < self.held_at):
+        _checked("held", seconds)
+        if _checked("held", now) < self.last or (self.held_at is not None and now < self.held_at):
             return
         self._held_since = min(self._held_since, now - seconds)  # what it says may have been under way for long
         self.held_at, self.held_seconds, self.held_line = now, now - self._held_since, line
@@ -114,7 +130,7 @@ class FailureDetector:
         Args:
             until: seconds.
         """
-        self.last = max(self.last, until)
+        self.last = max(self.last, _checked("excuse", until))
 
     @property
     def deadline(self) -> float:
@@ -132,6 +148,7 @@ class FailureDetector:
         Returns:
             The reason.
         """
+        _checked("reason", now)
         if self.held_at is None:
             return f"nothing was heard from it for {now - self.last:.1f} s"
         at = f" at {self.held_line}" if self.held_line else ""
@@ -139,3 +156,10 @@ class FailureDetector:
 
     def _let_go(self) -> None:
         self.held_at, self.held_seconds, self.held_line, self._held_since = None, 0.0, "", math.inf
+
+
+def _checked(what: str, seconds: Any) -> float:
+    """A time."""
+    if not isinstance(seconds, (int, float)) or not math.isfinite(seconds):
+        raise ArgumentTypeError(f"FailureDetector.{what}: expected seconds of the loop's clock, found {seconds!r}")
+    return seconds

@@ -38,11 +38,14 @@ from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.schedule.schedule import Schedule
 from aiograd.pipeline.schedule.timeline.timeline import Timeline
-from aiograd.pipeline.step.stage import Stage, numbered_stages
+from aiograd.pipeline.step.stage import Stage, numbered_stages, stage_list
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.random import default_generator
+from aiograd.running.random_streams import RandomStream
 from aiograd.tensors.norms import checked_norm
+from aiograd.transaction import TransactionState
 
 
 class Pipeline(PipelineReplicas):
@@ -120,7 +123,7 @@ class Pipeline(PipelineReplicas):
         for name, function in (("loss_fn", loss_fn), ("respawn", respawn)):
             if function is not None and not callable(function):
                 raise ArgumentTypeError(f"Pipeline({name}=...): expected a callable, found {type(function).__name__}")
-        given = list(stages)
+        given = stage_list(stages)
         is_replicated = bool(given) and all(isinstance(each, (list, tuple)) for each in given)
         if is_replicated and (loss_fn is not None or respawn is not None):
             raise ArgumentError(
@@ -168,6 +171,8 @@ class Pipeline(PipelineReplicas):
         self._coordinator = PipelineCoordinator(numbered, is_replicated, respawn, worker, timeout, lost)
         self._turn = asyncio.Lock()
         self._steps = 0
+        #: the seed of a step that was not committed, and the stream that it was forked from
+        self._seed: tuple[RandomStream, tuple[int, ...]] | None = None
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -278,8 +283,8 @@ class Pipeline(PipelineReplicas):
         Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed, nor any buffer of the stages' modules,
         such as running statistics, once the calls on the executor have ended that a cancellation leaves behind. Other changes by forwards persist,
         such as the states of generators that stages have of their own. Random numbers of the default generator, as for dropout, are drawn by
-        stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank. Steps of one pipeline run one after
-        the other.
+        stage and microbatch and the same under every schedule, and when a step that failed is taken again; see `StepRandom`. Cancelling stops every
+        rank. Steps of one pipeline run one after the other.
 
         Args:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
@@ -340,7 +345,11 @@ class Pipeline(PipelineReplicas):
             except BaseException:
                 await self._coordinator.abort(decision)
                 raise
-            await self._coordinator.commit(decision)
+            try:
+                await self._coordinator.commit(decision)
+            finally:
+                if decision.state is TransactionState.COMMITTED:
+                    self._seed = None
             if profiler is not None:
                 profiler.end_pipeline_step(began, self, self._coordinator.seed, self._coordinator.computations)
             return (list(losses), outputs) if keeps_outputs else list(losses)
@@ -397,11 +406,20 @@ class Pipeline(PipelineReplicas):
                 decision = await self._begin(batch, trains, repeats)
                 repeats = (repeats or decision.step) if trains else None
                 decision.work.keeps_outputs = keeps_outputs
-                random = StepRandom() if random is None else random
+                random = random or (self._step_random() if trains else StepRandom())
                 return decision, await self._coordinator.run(decision, trains, random, shares, self.clip_norm if trains else None)
             except (WorkerLostError, CommitUnknown) as error:
                 if not self._coordinator.lose(error):
                     raise
+
+    def _step_random(self) -> StepRandom:
+        """The random numbers of a step: those of the last one, if it was not committed, and the default generator has not been seeded since."""
+        stream = default_generator()._stream
+        if self._seed is not None and self._seed[0] is stream:
+            return StepRandom(self._seed[1])
+        random = StepRandom()
+        self._seed = stream, random.seed
+        return random
 
     async def _begin(self, batch: Batch, trains: bool, repeats: int | None) -> PipelineDecision:
         """A new step, with the microbatches on their way to the first stage and the targets to the last, as far as these have not got them.

@@ -167,12 +167,23 @@ def numbered_stages(items: Iterable[Any], count: int) -> dict[int, Stage]:
         count: the number of stages of the schedule.
 
     Raises:
-        ArgumentError: there are more or fewer.
+        ArgumentError: there are more or fewer. ArgumentTypeError: it is no list.
     """
-    stages = dict(enumerate(map(as_stage, items)))
+    stages = dict(enumerate(map(as_stage, stage_list(items))))
     if len(stages) != count:
         raise ArgumentError(f"Pipeline: got {len(stages)} stages for a schedule of {count}")
     return stages
+
+
+def stage_list(items: Any) -> list[Any]:
+    """Stages, or lists of stages, as a list.
+
+    Raises:
+        ArgumentTypeError: they are no list.
+    """
+    if isinstance(items, (str, bytes)) or not isinstance(items, Iterable):
+        raise ArgumentTypeError(f"Pipeline: expected a list of stages, found {type(items).__name__}")
+    return list(items)
 
 
 def is_remote(module: Any) -> bool:

@@ -3,7 +3,8 @@
 Ranks run side by side, so the numbers that each draws from one generator would depend on timing. Instead every forward of a stage has a default
 generator of its own; its seed is made of the step's seed and the numbers of stage and microbatch. The step's seed comes from the default
 generator of the caller of the step, by forking it: the next step has another one. A recomputation (of a checkpointed part of a stage, of a stage of a
-lost worker) draws the same numbers again.
+lost worker) draws the same numbers again. So does the next step after one that was not committed: it takes that step again. Where the default
+generator is another one by then, or was put into a state from outside, the next step forks it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _WORD = 2**63
 class StepRandom:
     """Default generators for the stages and microbatches of one step.
 
-    A `Pipeline` makes one for each step and evaluation. Make one yourself to draw the same numbers in a serial run, in the place of the step::
+    A `Pipeline` makes one for each step and evaluation, and the same for a step that is taken again, since it was not committed. Make one yourself to
+    draw the same numbers in a serial run, in the place of the step::
 
         random = StepRandom()
         for m, (x, target) in enumerate(microbatches):

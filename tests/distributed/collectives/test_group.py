@@ -450,6 +450,9 @@ async def test_names_that_cannot_be_used() -> None:
             await dist.join_group(w0, ["w0", "w9"])
         with pytest.raises(ArgumentError, match="group name"):
             await dist.join_group(w0, ["w0"], name="")
+        for worker in (["w0", "w1"], None, "w0"):
+            with pytest.raises(ArgumentTypeError, match=r"expected this process's dist\.Worker"):
+                await dist.join_group(worker, ["w0"])
 
 
 async def test_groups_of_other_names_and_principals_are_apart() -> None:

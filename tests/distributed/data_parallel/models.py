@@ -136,7 +136,7 @@ class BadLoss(nn.Module):
         return x
 
     def loss(self, x: Any) -> Any:
-        return {"number": 1.0, "many": self.weight * 2.0, "no graph": x.sum()}[self.kind]
+        return {"number": 1.0, "many": self.weight * 2.0, "no graph": x.sum(), "complex": self.weight.sum() * 1j}[self.kind]
 
 
 @service.reference

@@ -284,6 +284,120 @@ def test_a_frozen_worker_whose_last_peer_is_killed_still_has_the_state(options: 
     assert found == undisturbed
 
 
+DIVISIONS = pytest.mark.parametrize("options", [{}, {"shard_optimizer": True}], ids=["whole", "divided"])
+
+
+async def behind_alone(world: World) -> None:
+    """Two steps, of which w1 lacks the second; it runs again when w0 is cut off, which has both. A third step fails."""
+    replicas, network = world.replicas, world.network
+    await replicas.step(GIVEN[0])
+    network.freeze("w1", 4.0)
+    await replicas.step(GIVEN[1])
+    await asyncio.sleep(5.0)
+    assert (replicas.names, replicas.lost) == (("w0",), ("w1",))
+    network.cut("driver", "w0")
+    with pytest.raises(WorkerLostError, match="nothing has changed"):
+        await replicas.step(GIVEN[2])
+    assert (replicas.names, replicas.lost) == (("w0", "w1"), ())
+
+
+@DIVISIONS
+@pytest.mark.parametrize("then", ["step", "eval", "add", "state_dict"])
+def test_a_replica_that_is_behind_waits_for_the_one_with_the_newest_state(then: str, options: dict[str, Any]) -> None:
+    """It is reached first, as often as the step is tried, and takes no step before it has the state."""
+
+    async def main(world: World) -> dict[str, bytes]:
+        replicas = world.replicas
+        if not world.options["absorb"]:
+            for shards in GIVEN:
+                await replicas.step(shards)
+            return world.states[0]
+        await behind_alone(world)
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match="no replica that can be reached has the state after step 2; w0 may have it") as caught:
+                await (replicas.eval([x for x, _ in GIVEN[2]]) if then == "eval" else replicas.step(GIVEN[2]))
+            assert caught.value.worker == "w0" and str(caught.value).count("nothing has changed") == 0
+            assert sorted(replicas.names) == ["w0", "w1"] and replicas.lost == ()
+        world.network.heal("driver", "w0")
+        await asyncio.sleep(3.0)
+        if then == "add":
+            await replicas.add("w0")
+        elif then == "state_dict":
+            assert bits(await replicas.state_dict()) == world.state("w0") != world.state("w1")
+        await replicas.step(GIVEN[2])
+        assert sorted(replicas.names) == ["w0", "w1"] and world.states[0] == world.states[1]
+        return world.states[0]
+
+    found, undisturbed = (World(("w0", "w1"), absorb=absorb, **options).simulate(main) for absorb in (True, False))
+    assert found == undisturbed
+
+
+def test_a_step_that_is_cancelled_when_only_a_replica_that_is_behind_is_left() -> None:
+    """The one with the newest state is left out by then; the next call takes it back."""
+
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        await behind_alone(world)
+        world.around("w1", "version", lambda: stepping.cancel() if replicas.lost else None, is_before=True)
+        stepping = asyncio.ensure_future(replicas.step(GIVEN[2]))
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+        assert (replicas.names, replicas.lost) == (("w1",), ("w0",))
+        with pytest.raises(WorkerLostError, match="w0 may have it"):
+            await replicas.state_dict()
+        assert (replicas.names, replicas.lost) == (("w1", "w0"), ())
+        world.network.heal("driver", "w0")
+        await asyncio.sleep(3.0)
+        assert bits(await replicas.state_dict()) == world.state("w0")
+
+    World(("w0", "w1"), absorb=True).simulate(main)
+
+
+@DIVISIONS
+@pytest.mark.parametrize("how", ["restarted", "removed"])
+def test_a_replica_that_is_behind_is_no_source_where_the_newest_state_is_lost(how: str, options: dict[str, Any]) -> None:
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        await behind_alone(world)
+        if how == "restarted":
+            world.network.kill("w0")
+            world.network.heal("driver", "w0")
+            world.restart("w0")
+            await asyncio.sleep(3.0)
+        else:
+            await replicas.remove("w0")
+        for _ in range(2):
+            with pytest.raises(DistributedError, match="all replicas that had the state after step 2 are lost") as caught:
+                await replicas.step(GIVEN[2])
+            assert type(caught.value) is DistributedError
+
+    World(("w0", "w1"), absorb=True, **options).simulate(main)
+
+
+def test_shards_of_the_optimizer_that_replicas_which_were_left_out_still_have() -> None:
+    """Two of three are cut off at once, and between them they have a shard that the third lacks."""
+
+    async def main(world: World) -> dict[str, bytes]:
+        replicas, network = world.replicas, world.network
+        for shards in GIVEN[:2]:
+            await replicas.step(shards)
+        if world.options["absorb"]:
+            for name in ("w1", "w2"):
+                network.cut("driver", name)
+            for _ in range(2):
+                with pytest.raises(WorkerLostError, match="has a shard of the state of the optimizer"):
+                    await replicas.step(GIVEN[2])
+                assert sorted(replicas.names) == [*NAMES] and replicas.lost == ()
+            network.heal_all()
+            await asyncio.sleep(3.0)
+        await replicas.step(GIVEN[2])
+        assert len(replicas.names) == 3 and world.states == [world.states[0]] * 3
+        return world.states[0]
+
+    found, undisturbed = (World(NAMES, absorb=absorb, shard_optimizer=True).simulate(main) for absorb in (True, False))
+    assert found == undisturbed
+
+
 def test_the_state_of_the_optimizer_is_divided_among_the_others() -> None:
     async def main(world: World) -> Any:
         for number, shards in enumerate(GIVEN):

@@ -285,8 +285,15 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
             await replicas.load_state_dict({"nothing": ag.zeros(1)})
         with pytest.raises(RemoteError, match="expected"):
             await replicas.load_optimizer_state_dict({"state": {}, "param_groups": []})
-        with pytest.raises(ArgumentError, match="optimizer_state_dict"):
-            await replicas.load_optimizer_state_dict({"state": 3})
+        for wrong in (None, 3, []):
+            with pytest.raises(ArgumentTypeError, match="expected a dict of Tensors or arrays by name, found"):
+                await replicas.load_state_dict(wrong)  # type: ignore[arg-type]
+        for no_state in (
+            None, {"state": 3}, {"state": {}, "param_groups": 3}, {"state": {}, "param_groups": [3]}, {"state": {0: 3}, "param_groups": [{}]},
+            {"state": {"x": {}}, "param_groups": []}, {"state": {1.5: {}}, "param_groups": []}, {"state": {"x": {"a": object()}}, "param_groups": 3},
+        ):  # fmt: skip
+            with pytest.raises(ArgumentError, match="as optimizer_state_dict.. returns it; found"):
+                await replicas.load_optimizer_state_dict(no_state)  # type: ignore[arg-type]
         assert all_bits(replicas, opened) == before
         await replicas.step(batches(2)[1])
         alone = Net()
@@ -317,6 +324,9 @@ async def test_what_create_refuses() -> None:
             await create(driver, "w0", Net)
         with pytest.raises(ArgumentTypeError, match=r"dist\.Worker"):
             await create(None, NAMES, Net)
+        for module in (3, None):
+            with pytest.raises(ArgumentTypeError, match="or its name, found"):
+                await create(driver, NAMES, module)
         for options, found in (
             ({"accumulate": 0}, "accumulate=0"),
             ({"accumulate": True}, "accumulate=True"),
@@ -325,6 +335,7 @@ async def test_what_create_refuses() -> None:
             ({"clip_norm": float("nan")}, "clip_norm=nan"),
             ({"method": "_private"}, "public method"),
             ({"optimizer": 3}, "optimizer class"),
+            ({"optimizer_options": 3}, "optimizer_options=3.: expected a dict of options by name"),
         ):
             with pytest.raises(ArgumentError, match=found):
                 await create(driver, NAMES, Net, **options)
@@ -370,7 +381,10 @@ async def test_what_steps_refuse() -> None:
         assert sum(worker.statistics().references for worker in opened) == 0
 
 
-@pytest.mark.parametrize(("kind", "found"), [("number", "returned a float"), ("many", r"shape \[2\]"), ("no graph", "does not require grad")])
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("number", "returned a float"), ("many", r"shape \[2\]"), ("no graph", "does not require grad"), ("complex", "of dtype complex64")],
+)
 async def test_losses_that_are_none(kind: str, found: str) -> None:
     async with replicated(BadLoss, kind) as (replicas, _):
         with pytest.raises(RemoteError, match=found):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentError, CommitUnknown, DeadlineError, DistributedError, RemoteError, WorkerLostError
+from aiograd.distributed.data_parallel.replica_member import ReplicaMember
+from aiograd.errors import ArgumentError, CollectiveError, CommitUnknown, DeadlineError, DistributedError, RemoteError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, FailingSGD, Net, all_bits, batches, bits, module_of, replicas_behind, service
 from tests.distributed.data_parallel.simulated import World, expected
 from tests.distributed.training_world import LEASE
@@ -44,6 +47,50 @@ def test_a_loss_that_fails_on_one_replica(name: str, accumulate: int) -> None:
         assert world.states == [await expected(GIVEN[:4], accumulate=accumulate)] * 3
 
     World(accumulate=accumulate).simulate(main)
+
+
+@contextlib.contextmanager
+def told_of_a_loss(world: World, method: str) -> Iterator[None]:
+    """Replicas form a group in which w2 is lost: w1 tells of that at once, and the driver notices later."""
+    original = getattr(ReplicaMember, method)
+
+    async def meet(self: ReplicaMember, *args: Any) -> Any:
+        if self._worker.name == "w1" and "w2" in args[0]:
+            raise CollectiveError("the group: broadcast(root=0) was cancelled on w2")
+        if self._worker.name == "w2":
+            world.network.kill("w2", silent=True)
+        return await original(self, *args)
+
+    with mock.patch.object(ReplicaMember, method, meet):
+        yield
+
+
+@pytest.mark.parametrize("method", ["synchronise", "join"])
+def test_the_error_of_creating_names_the_lost_worker_where_a_group_fails_first(method: str) -> None:
+    async def main(world: World) -> None:
+        with told_of_a_loss(world, method), pytest.raises(WorkerLostError) as caught:
+            await dist.DataParallel.create(world.driver, world.names, Net)
+        assert caught.value.worker == "w2"
+
+    World(replicas=1).simulate(main)
+
+
+@pytest.mark.parametrize("absorb", [False, True])
+def test_the_error_of_a_step_names_the_lost_worker_where_a_group_fails_first(absorb: bool) -> None:
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        await replicas.step(GIVEN[0])
+        world.coordinator._is_ready = False
+        with told_of_a_loss(world, "join"):
+            if absorb:
+                await replicas.step(GIVEN[1])
+                assert replicas.lost == ("w2",) and world.states == [await expected(GIVEN[:2])] * 2
+            else:
+                with pytest.raises(WorkerLostError) as caught:
+                    await replicas.step(GIVEN[1])
+                assert caught.value.worker == "w2"
+
+    World(absorb=absorb).simulate(main)
 
 
 def test_an_optimizer_that_fails_has_changed_nothing_anywhere() -> None:

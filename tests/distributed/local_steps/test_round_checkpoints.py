@@ -213,6 +213,14 @@ async def test_no_such_arguments(name: str, value: Any) -> None:
             await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **{**INNER, name: value})
 
 
+@pytest.mark.parametrize(("module", "options"), [(5, {}), (None, {}), (Learner, {"optimizer_options": 5}), (Learner, {"outer_options": 5})])
+async def test_no_such_module_or_options(module: Any, options: dict[str, Any]) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        with pytest.raises(ArgumentTypeError, match="or its name, found|_options=5.: expected a dict of options by name"):
+            await dist.LocalSteps.create(driver, ["w0", "w1"], module, **{**INNER, **options})
+        assert not any(worker.statistics().references for worker in others)
+
+
 @pytest.mark.parametrize("names", [[], ["w0", "w0"], "w0", ["", "w1"]])
 async def test_no_such_names(names: Any) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *_):

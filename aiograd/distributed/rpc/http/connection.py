@@ -124,6 +124,12 @@ class HttpConnection(web.RequestHandler):
         if self._accepted is not None:
             self._accepted.abort()
 
+    def forget(self) -> None:
+        """The loop was stopped handing the connection over, and has closed it, of which uvloop does not tell. Nothing is written any more."""
+        if self._accepted is not None:
+            self.force_close()
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)  # the library expects it after its task has begun
+
     def detach(self) -> tuple[asyncio.Transport | None, bytes]:
         """Take the connection out of the library's hands; returns it, None if it is closed or closing, and the bytes after the request."""
         transport = self._accepted

@@ -194,9 +194,14 @@ class HttpTransport:
                     connection.recv(MAX_LINE)  # closing with something unread would drop the answer
                     connection.send(TLS_WANTED)
                     raise ConnectionAbortedError("it does not speak TLS")
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: server.protocol(permit), connection, ssl=self._ssl, ssl_handshake_timeout=timeout
-            )
+            protocol = server.protocol(permit)
+            try:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol, connection, ssl=self._ssl, ssl_handshake_timeout=timeout
+                )
+            except BaseException:
+                protocol.forget()
+                raise
         except OSError as error:  # also of TLS, and timeouts
             logger.debug("a connection was lost before it asked for anything: %s", error)
             permit.release()
