@@ -208,7 +208,7 @@ def _goes_deeper(cls: type[Any], args: tuple[Any, ...]) -> bool:
 
 
 def settings_of(function: Any) -> Any:
-    """What one of `_SETTINGS` says."""
+    """The settings that one of `_SETTINGS` gives."""
     found = function()
     return tuple(found.items()) if type(found) is dict else found
 

@@ -283,7 +283,7 @@ def _bound(reads: Reads, owner: Any, where: Any, depth: int, arrays: bool) -> No
 
 
 def decimal_settings() -> tuple[Any, ...]:
-    """What the results of decimal numbers depend on."""
+    """The settings that the results of decimal numbers depend on."""
     now = getcontext()
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, *now.traps.values()
 
