@@ -617,7 +617,8 @@ def refusals_of_values_that_nothing_uses(wrap: Any, log: Any, t: Any) -> None:
     place, matrix = ag.tensor([0, 1]), ag.eye(2)
 
     def computed(x: Any) -> Any:
-        _, z = x[place], x.clone()
+        x[place] + 1.0  # which nothing uses
+        z = x.clone()
         z[place] = 1.0
         return x * 2
 
@@ -655,12 +656,11 @@ async def numbers_of_settings_that_change_in_place(wrap: Any, log: Any, t: Any) 
 SCENARIOS = [
     an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
     tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
-    globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions,
-    results_that_share_memory, results_that_are_arguments_or_views_of_them, results_that_share_memory_with_what_is_saved,
-    results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for,
-    gradients_of_captured_leaves_and_of_arguments, refusals, refusals_of_values_that_nothing_uses, numbers_of_settings_that_change_in_place,
-    tensors_that_are_made_and_modified, arrays_that_change_in_place, floating_point_errors, hooks_of_leaves, options_that_a_step_sets,
-    an_optimizer_of_one_call,
+    globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions, results_that_share_memory,
+    results_that_are_arguments_or_views_of_them, results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory,
+    modes_that_are_set, random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for, gradients_of_captured_leaves_and_of_arguments,
+    refusals, refusals_of_values_that_nothing_uses, numbers_of_settings_that_change_in_place, tensors_that_are_made_and_modified,
+    arrays_that_change_in_place, floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 
 

@@ -3,10 +3,10 @@
 Note [Which functions are watched]
     Every Python function that runs on the recording thread is watched if it belongs to the user, to an installed package, to the standard library
     when one of these calls it, or to a part of this package with objects that carry the user's attributes, such as modules of a network
-    (`_OWN_PARTS`); and so is text that `eval` or `exec` runs. The rest of the package, numpy, and the packages that devices name
-    (`register_device`) compute from their arguments: all values are read in containers and arrays among these. Functions that print or log have
-    no result that counts, importing a module is no part of a computation, and a call that programs make anew at every run reads anew then: these
-    are not watched, nor is anything that they call.
+    (`_OWN_PARTS`); and so is text that `eval` or `exec` runs. The rest of the package, numpy, and the packages that devices name (`register_device`)
+    compute from their arguments: all values are read in containers and arrays among these. Functions that print or log have no result that counts,
+    importing a module is no part of a computation, and a call that programs make anew at every run reads anew then: these are not watched, nor is
+    anything that they call.
 """
 
 from __future__ import annotations
