@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 
 import aiograd as ag
 from aiograd.distributions import (
@@ -130,6 +131,19 @@ def test_the_slope_of_a_gamma_sample_keeps_its_quantile(a: float) -> None:
         slope = -(quantile(a + step, each) - quantile(a - step, each)) / (2 * step)
         slope /= math.exp((a - 1) * math.log(each) - each - math.lgamma(a))
         assert sample_slope(each, a) == pytest.approx(slope, rel=2e-4)
+
+
+async def test_the_slope_of_a_beta_density_where_a_concentration_is_1() -> None:
+    def density(a: ag.Tensor, b: ag.Tensor) -> ag.Tensor:
+        return Beta(a, b).log_prob(np.array(0.5))
+
+    for a, b in ((2.0, 1.0), (1.0, 2.0), (1.0, 1.0)):
+        found = await ag.grad(density(*(given := (leaf(a), leaf(b)))), given)
+        psi = scipy.special.digamma([a + b, a, b])
+        expected = psi[0] - psi[1:] + math.log(0.5)
+        assert [each.item() for each in found] == pytest.approx(expected)
+        tangent = (await ag.jvp(density, given, (ag.tensor(0.0, dtype=D), ag.tensor(1.0, dtype=D))))[1]
+        assert tangent.item() == pytest.approx(expected[1])
 
 
 def test_dirichlet() -> None:

@@ -181,6 +181,7 @@ def test_a_linear_recurrence_is_the_same_in_blocks(length: int, reverse: bool) -
         ("sinc", (np.array([0.0]),), {}, [[0.0]]),
         ("sinc", (np.array([0.0]),), {"order": 1}, [[-math.pi**2 / 3]]),
         ("xlogy", (np.array([0.0, 0.0, 2.0]), np.array([0.0, 2.0, 1.0])), {}, [[0.0, math.log(2.0), 0.0], [0.0, 0.0, 2.0]]),
+        ("xlog1py", (np.array([0.0, 0.0, 2.0]), np.array([-1.0, 1.0, 0.0])), {}, [[0.0, math.log(2.0), 0.0], [0.0, 0.0, 2.0]]),
         ("std", (np.array([2.0, 2.0]),), {}, [[0.0, 0.0]]),
         ("vector_norm", (np.zeros(2),), {}, [[0.0, 0.0]]),
         ("vector_norm", (np.array([-2.0, 2.0, 1.0]),), {"ord": math.inf}, [[-0.5, 0.5, 0.0]]),
