@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,20 @@ async def test_numbers_close_to_real_ones_are_made_real_with_their_gradients() -
     await np.real_if_close(z).sum().backward()
     assert z.grad is not None and z.grad.tolist() == [1, 1]
     assert await ag.gradcheck(np.exp2, (ag.tensor([0.3 + 0.4j], dtype=ag.complex128, requires_grad=True),))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("i1", lambda x: 3 * x / 8), ("j1", lambda x: -3 * x / 8), ("i1e", lambda x: -np.sign(x) + 15 * x / 8)])
+async def test_second_derivatives_of_bessel_functions_near_zero(name: str, expected: Any) -> None:
+    x = ag.tensor([0.0, 1e-300, -1e-160, 1e-9, -1e-9, 1e-5], dtype=ag.float64, requires_grad=True)
+    (slope,) = await ag.grad(getattr(ag.special, name)(x).sum(), x, create_graph=True)
+    (bend,) = await ag.grad(slope.sum(), x)
+    np.testing.assert_allclose(bend.numpy(), expected(x.detach().numpy()), rtol=1e-8, atol=1e-20)
+    for at in (0.2499999999, 0.2500000001):  # where the formula changes
+        x = ag.tensor([at, -at], dtype=ag.float64, requires_grad=True)
+        assert await ag.gradgradcheck(getattr(ag.special, name), (x,), atol=1e-5)
+        (slope,) = await ag.grad(getattr(ag.special, name)(x).sum(), x)
+        slopes = {"i1": scipy.special.ivp(1, at), "j1": scipy.special.jvp(1, at), "i1e": math.exp(-at) * (scipy.special.ivp(1, at) - scipy.special.iv(1, at))}
+        np.testing.assert_allclose(slope.numpy(), slopes[name], rtol=1e-14)
 
 
 async def test_the_gradient_of_rgamma_at_its_zeros() -> None:
