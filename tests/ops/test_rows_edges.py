@@ -167,3 +167,11 @@ def test_rows_have_the_parameters_that_inspect_finds() -> None:
             assert names == (*inspect.signature(rule).parameters,)[1:], op
             checked += 1
     assert checked > 200
+
+
+@pytest.mark.parametrize("order", [1, 1.5, 3])
+async def test_second_derivatives_of_a_complex_norm_at_zero_elements(order: float) -> None:
+    x = ag.tensor(np.array([0j, 3 + 4j]), requires_grad=True)
+    (slope,) = await ag.grad(ag.linalg.vector_norm(x, ord=order), x, create_graph=True)
+    (bend,) = await ag.grad(ag.real(slope).sum() + ag.imag(slope).sum(), x)
+    assert bend.numpy()[0] == 0 and np.allclose(bend.numpy()[1], 0.032 - 0.024j)

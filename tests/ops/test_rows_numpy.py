@@ -176,6 +176,7 @@ def test_a_linear_recurrence_is_the_same_in_blocks(length: int, reverse: bool) -
         ("relu", (np.array([-1.0, 0.0, 1.0]),), {}, [[0.0, 0.0, 1.0]]),
         ("abs", (np.array([-2.0, 0.0]),), {}, [[-1.0, 0.0]]),
         ("abs", (np.array([0j, 3 + 4j]),), {}, [[0.0, 0.6 + 0.8j]]),
+        ("sgn", (np.array([0j, 3 + 4j]),), {}, [[0.0, 0.128 - 0.096j]]),
         ("hypot", (np.array([0.0, 3.0]), np.array([0.0, 4.0])), {}, [[0.0, 0.6], [0.0, 0.8]]),
         ("atan2", (np.array([0.0]), np.array([0.0])), {}, [[0.0], [0.0]]),
         ("sinc", (np.array([0.0]),), {}, [[0.0]]),
