@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import AiogradError, IndexRangeError, ShapeError
+from aiograd.errors import AiogradError, ArgumentTypeError, IndexRangeError, ShapeError
 from aiograd.ops import ROWS
 from tests.ops import domains_core, domains_nn
 from tests.support import assert_raises
@@ -135,6 +135,7 @@ async def test_gradients_of_numbers_taken_for_vectors() -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
+        (lambda: ag.linalg.matrix_power(np.eye(2), 1.5), ArgumentTypeError),  # type: ignore[arg-type]
         (lambda: ag.softmax(Z(3), axis=1), IndexRangeError),
         (lambda: ag.softmax(Z((3, 0)), axis=2), IndexRangeError),
         (lambda: ag.softmax(Z(()), axis=1), IndexRangeError),
