@@ -89,6 +89,9 @@ def test_orders_and_arguments_beyond_the_functions() -> None:
     assert ag.special.rgamma(np.array([0.0, -1.0, -7.0])).tolist() == [0, 0, 0]
     assert ag.special.ndtri(np.array([0.0, 1.0])).tolist() == [-np.inf, np.inf]
     assert ag.special.rel_entr(np.array([0.0, 1.0, -1.0]), np.array([0.0, 0.0, 1.0])).tolist() == [0, np.inf, np.inf]
+    assert np.isnan(ag.special.multigammaln(np.array([0.3, 0.5, 0.7]), 2).numpy()).tolist() == [True, True, False]
+    wide = np.array([1e-200, 1e200, 1e-320, 1e200]), np.array([1e200, 1e-200, 1e4, 2e200])
+    np.testing.assert_allclose(ag.special.rel_entr(*wide).numpy(), wide[0] * (np.log(wide[0]) - np.log(wide[1])), rtol=1e-13)
     assert np.isnan(ag.special.xlog1py(0.0, np.nan).item()) and ag.special.xlog1py(0.0, -1.0).item() == 0
     assert ag.special.k0(0.0).item() == np.inf and ag.special.jv(2, 0.0).item() == 0 and ag.special.exprel(0.0).item() == 1
     x = np.array([3.5, 7.0])

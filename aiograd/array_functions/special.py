@@ -168,7 +168,7 @@ gammasgn: Unary = one("gammasgn", "The sign of the gamma function; its gradient 
 
 
 def multigammaln(x: ArrayLike, d: int, /) -> Tensor:
-    """The logarithm of the multivariate gamma function of dimension `d`.
+    """The logarithm of the multivariate gamma function of dimension `d`; NaN where `x` is not above ``(d - 1) / 2``.
 
     Raises:
         ArgumentError: `d` is no int of at least 1.

@@ -215,7 +215,8 @@ class Multinomial(_OverClasses):
         ways = np.array([math.lgamma(n + 1.0) - math.lgamma(c + 1.0) - math.lgamma(n - c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)
         lgammas = np.array([math.lgamma(c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)
         times, kinds, known = (drawn(each, self.probs) for each in (counts, ways, lgammas))
-        chances = exp(kinds + xlogy(times, self.probs) + xlog1py(n - times, -self.probs))
+        positive = greater(self.probs, 0.0)  # a class of probability 0 is drawn never; its powers would have no gradient
+        chances = exp(kinds + xlogy(times, where(positive, self.probs, 1.0)) + xlog1py(n - times, -self.probs)) * positive
         return n * self._entropy_of_one() - math.lgamma(n + 1.0) + (chances * known).sum(0).sum(-1)
 
     @property

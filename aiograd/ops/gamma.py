@@ -251,8 +251,8 @@ def beta(x1: Array, x2: Array, /) -> Array:
 
 
 def multigammaln(x: Array, d: int, /) -> Array:
-    """The logarithm of the multivariate gamma function of dimension `d`."""
+    """The logarithm of the multivariate gamma function of dimension `d`; NaN where `x` is not above ``(d - 1) / 2``."""
     total = gammaln(x) + 0.25 * d * (d - 1) * math.log(math.pi)
     for k in range(1, d):
         total = total + gammaln(x - 0.5 * k)
-    return total
+    return where(x > 0.5 * (d - 1), total, np.nan)

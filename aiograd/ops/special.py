@@ -147,7 +147,10 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
     """``x1 * log(x1 / x2)``, 0 where `x1` is 0 and `x2` at least 0, infinite where either is below 0 or `x2` alone is 0."""
     some = (np.asarray(x1) > 0) & (np.asarray(x2) > 0)
     with np.errstate(over="ignore", under="ignore"):
-        value = np.where(some, x1, 0) * np.log(np.where(some, x1, 1) / np.where(some, x2, 1))
+        first, second = np.where(some, x1, 1), np.where(some, x2, 1)
+        ratio = first / second
+        away = (ratio < np.finfo(ratio.dtype).tiny) | np.isinf(ratio)  # the logarithm of such a ratio is that of a rounded number
+        value = np.where(some, x1, 0) * np.where(away, np.log(first) - np.log(second), np.log(np.where(away, 1, ratio)))
     return np.where(some | (np.equal(x1, 0) & np.greater_equal(x2, 0)) | np.isnan(x1 + x2), np.where(np.isnan(x1 + x2), x1 + x2, value), np.inf)
 
 

@@ -146,6 +146,13 @@ async def test_the_slope_of_a_beta_density_where_a_concentration_is_1() -> None:
         assert tangent.item() == pytest.approx(expected[1])
 
 
+async def test_the_entropy_of_draws_with_an_impossible_class_has_a_gradient() -> None:
+    for weights in ([0.5, 0.5], [0.25, 0.75]):
+        (without,), (with_one,) = [await ag.grad(Multinomial(4, p := leaf(given)).entropy(), p) for given in (weights, [0.0, *weights])]
+        assert np.isfinite(with_one.numpy()).all()
+        np.testing.assert_allclose(with_one.numpy()[1:], without.numpy(), atol=1e-12)
+
+
 def test_dirichlet() -> None:
     a = np.array([2.0, 3.0, 1.5])
     p, x = Dirichlet(a), np.array([0.2, 0.5, 0.3])
