@@ -180,6 +180,7 @@ def test_polygamma_and_ends() -> None:
     for n in range(1, 6):
         close(ag.special.polygamma(n, POSITIVE[:800]).numpy() / np.abs(scipy.special.polygamma(n, POSITIVE[:800])),
               np.sign(scipy.special.polygamma(n, POSITIVE[:800])), 50)  # fmt: skip
+    assert ag.special.polygamma(1, np.inf).item() == 0 and ag.special.zeta(2.0, np.inf).item() == 0
     ends = np.array([0.0, -1.0, -2.0, np.inf, np.nan])
     assert ag.special.gammaln(ends).tolist()[:4] == [np.inf] * 4 and np.isnan(ag.special.gammaln(ends).tolist()[4])
     assert np.isnan(ag.special.gamma(-1.0).item()) and ag.special.gamma(200.0).item() == np.inf and ag.special.gamma(5.0).item() == 24

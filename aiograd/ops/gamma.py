@@ -221,7 +221,7 @@ def _zeta(x1: Array, x2: Array, /) -> Array:
             sign = np.where(np.mod(s, 2.0) == 0.0, 1.0, -1.0)
             mirrored = sign * (_zeta_positive(s, last) - _zeta_positive(s, np.where(negative, 1.0 - q, 2.0)))
             value = np.where(negative, np.where(s == np.round(s), value + mirrored, np.nan), value)
-        value = np.where((q <= 0.0) & (q == np.round(q)), np.inf, value)
+        value = np.where((q <= 0.0) & (q == np.round(q)), np.inf, np.where(np.isposinf(q), 0.0, value))
         return np.where(s > 1.0, value, np.where(s == 1.0, np.inf, np.nan))
 
     return in_float64(function, x1, x2)
