@@ -40,6 +40,7 @@ PATTERNS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "transposed": (lambda x: x.reshape(2, 3).T, "100000 000100 010000 000010 001000 000001"),
     "slices": (lambda x: x[::-2] * x[0], "100001 100100 110000"),
     "integer indices": (lambda x: x[np.array([5, 0, 5])], "000001 100000 000001"),
+    "added into numbers": (lambda x: ag.zeros(4, dtype=np.float64).scatter_add(0, [1, 3, 3], x[:3]), "000000 100000 000000 011000"),
     "joined": (lambda x: ag.concat([x[4:], ag.zeros(1, dtype=np.float64), x[:1]]), "000010 000001 000000 100000"),
     "padded and rolled": (lambda x: ag.roll(np.pad(x[:2], 1), 1), "000000 000000 100000 010000"),
     "padded with a number": (lambda x: np.pad(x[:2], 1, constant_values=3.0), "000000 100000 010000 000000"),

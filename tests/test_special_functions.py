@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,10 @@ def test_orders_and_arguments_beyond_the_functions() -> None:
     assert ag.special.rgamma(np.array([0.0, -1.0, -7.0])).tolist() == [0, 0, 0]
     assert ag.special.ndtri(np.array([0.0, 1.0])).tolist() == [-np.inf, np.inf]
     assert ag.special.rel_entr(np.array([0.0, 1.0, -1.0]), np.array([0.0, 0.0, 1.0])).tolist() == [0, np.inf, np.inf]
+    assert np.isnan(ag.special.multigammaln(np.array([0.3, 0.5, 0.7]), 2).numpy()).tolist() == [True, True, False]
+    wide = np.array([1e-200, 1e200, 1e-320, 1e200]), np.array([1e200, 1e-200, 1e4, 2e200])
+    np.testing.assert_allclose(ag.special.rel_entr(*wide).numpy(), wide[0] * (np.log(wide[0]) - np.log(wide[1])), rtol=1e-13)
+    assert np.isnan(ag.special.xlog1py(0.0, np.nan).item()) and ag.special.xlog1py(0.0, -1.0).item() == 0
     assert ag.special.k0(0.0).item() == np.inf and ag.special.jv(2, 0.0).item() == 0 and ag.special.exprel(0.0).item() == 1
     x = np.array([3.5, 7.0])
     np.testing.assert_allclose(ag.special.multigammaln(x, 3).numpy(), scipy.special.multigammaln(x, 3), rtol=1e-13)
@@ -132,6 +137,23 @@ async def test_numbers_close_to_real_ones_are_made_real_with_their_gradients() -
     assert await ag.gradcheck(np.exp2, (ag.tensor([0.3 + 0.4j], dtype=ag.complex128, requires_grad=True),))
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("i1", lambda x: 3 * x / 8), ("j1", lambda x: -3 * x / 8), ("i1e", lambda x: -np.sign(x) + 15 * x / 8)]
+)
+async def test_second_derivatives_of_bessel_functions_near_zero(name: str, expected: Any) -> None:
+    x = ag.tensor([0.0, 1e-300, -1e-160, 1e-9, -1e-9, 1e-5], dtype=ag.float64, requires_grad=True)
+    (slope,) = await ag.grad(getattr(ag.special, name)(x).sum(), x, create_graph=True)
+    (bend,) = await ag.grad(slope.sum(), x)
+    np.testing.assert_allclose(bend.numpy(), expected(x.detach().numpy()), rtol=1e-8, atol=1e-20)
+    for at in (0.2499999999, 0.2500000001):  # where the formula changes
+        x = ag.tensor([at, -at], dtype=ag.float64, requires_grad=True)
+        assert await ag.gradgradcheck(getattr(ag.special, name), (x,), atol=1e-5)
+        (slope,) = await ag.grad(getattr(ag.special, name)(x).sum(), x)
+        first = scipy.special.ivp(1, at)
+        slopes = {"i1": first, "j1": scipy.special.jvp(1, at), "i1e": math.exp(-at) * (first - scipy.special.iv(1, at))}
+        np.testing.assert_allclose(slope.numpy(), slopes[name], rtol=1e-14)
+
+
 async def test_the_gradient_of_rgamma_at_its_zeros() -> None:
     x = ag.tensor([0.0, -1.0, -2.0, -3.0], dtype=ag.float64, requires_grad=True)
     (slope,) = await ag.grad(ag.special.rgamma(x).sum(), x)
@@ -168,6 +190,7 @@ def test_polygamma_and_ends() -> None:
     for n in range(1, 6):
         close(ag.special.polygamma(n, POSITIVE[:800]).numpy() / np.abs(scipy.special.polygamma(n, POSITIVE[:800])),
               np.sign(scipy.special.polygamma(n, POSITIVE[:800])), 50)  # fmt: skip
+    assert ag.special.polygamma(1, np.inf).item() == 0 and ag.special.zeta(2.0, np.inf).item() == 0
     ends = np.array([0.0, -1.0, -2.0, np.inf, -np.inf, np.nan])
     assert ag.special.gammaln(ends).tolist()[:5] == [np.inf] * 5 and np.isnan(ag.special.gammaln(ends).tolist()[5])
     assert np.isnan(ag.special.gamma(-1.0).item()) and ag.special.gamma(200.0).item() == np.inf and ag.special.gamma(5.0).item() == 24

@@ -10,7 +10,7 @@ from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_te
 from aiograd.array_functions.manipulation import diagonal, matrix_transpose
 from aiograd.array_functions.products import matmul, outer, tensordot, trace, vecdot
 from aiograd.array_functions.searching import where
-from aiograd.errors import ShapeError
+from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.ops import decomposition, matrix_functions, norms
 from aiograd.ops import linalg as linalg_rows
 from aiograd.ops.decomposition import EighResult, QRResult, SVDResult
@@ -72,7 +72,13 @@ def matrix_norm(x: ArrayLike, /, ord: int | float | str | None = "fro", *, keepd
 
 
 def matrix_power(x: ArrayLike, n: int, /) -> Tensor:
-    """Matrices to an integer power; of their inverses when it is negative."""
+    """Matrices to an integer power; of their inverses when it is negative.
+
+    Raises:
+        ArgumentTypeError: a power that is no integer.
+    """
+    if not isinstance(n, (int, np.integer)):
+        raise ArgumentTypeError(f"matrix_power(n={n!r}): expected an int")
     return decomposition.matrix_power(_matrix("matrix_power", x, square=True), n)  # type: ignore[no-any-return]
 
 

@@ -98,9 +98,7 @@ def logit(x: ArrayLike, /, eps: float | None = None) -> Tensor:
 entr: Unary = one("entr", "``-x * log(x)``, 0 at 0.", special_rows.entr)
 
 
-def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 * log1p(x2)``, 0 where `x1` is 0."""
-    return special_rows.xlog1py(*as_tensors(x1, x2))  # type: ignore[no-any-return]
+xlog1py: Binary = two("xlog1py", "``x1 * log1p(x2)``, 0 where `x1` is 0.")
 
 
 i0: Unary = one("i0", "The modified Bessel function of the first kind of order 0.", calling("bessel_i0"))
@@ -170,7 +168,7 @@ gammasgn: Unary = one("gammasgn", "The sign of the gamma function; its gradient 
 
 
 def multigammaln(x: ArrayLike, d: int, /) -> Tensor:
-    """The logarithm of the multivariate gamma function of dimension `d`.
+    """The logarithm of the multivariate gamma function of dimension `d`; NaN where `x` is not above ``(d - 1) / 2``.
 
     Raises:
         ArgumentError: `d` is no int of at least 1.

@@ -43,6 +43,7 @@ class Normal(Distribution):
     def __init__(self, loc: Any, scale: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         self.loc, self.scale = parameters("Normal", loc, scale)
         super().__init__(self.loc.shape, (), validate_args, generator)
+        self._require("loc", self.loc, lambda x: ~np.isnan(x), "numbers")
         self._require("scale", self.scale, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:

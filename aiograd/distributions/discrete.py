@@ -16,7 +16,7 @@ from aiograd.array_functions.manipulation import broadcast_arrays, broadcast_to
 from aiograd.array_functions.scattering import gather
 from aiograd.array_functions.searching import where
 from aiograd.array_functions.special import gammaln, logit, xlog1py
-from aiograd.distributions.distribution import Distribution, drawn, parameters
+from aiograd.distributions.distribution import Distribution, drawn, joint_shape, parameters
 from aiograd.distributions.drawing import classes
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.running.random import Generator
@@ -49,6 +49,8 @@ class Bernoulli(Distribution):
         super().__init__(self._given.shape, (), validate_args, generator)
         if not self._by_logits:
             self._require("probs", self._given, lambda x: (x >= 0) & (x <= 1), "probabilities")
+        else:
+            self._require("logits", self._given, lambda x: ~np.isnan(x), "numbers")
 
     @property
     def probs(self) -> Tensor:
@@ -112,6 +114,7 @@ class _OverClasses(Distribution):
             raise ShapeError(f"{name}: found parameters of shape {list(given.shape)}, expected (..., classes)")
         super().__init__(given.shape[:-1], given.shape[-1:] if event else (), validate_args, generator)
         if probs is None:
+            self._require("logits", given, lambda x: np.isfinite(x.max(-1, keepdims=True)) & (x < np.inf), "finite numbers or -inf, not all")
             self.logits = log_softmax(given)
             self.probs = exp(self.logits)
         else:
@@ -158,7 +161,7 @@ class Categorical(_OverClasses):
         count = self.probs.shape[-1]
         self._require("value", x, lambda x: (x >= 0) & (x < count) & (x == np.floor(x)), f"a class from 0 to {count - 1}")
         x = x if x.dtype == np.int64 else x.astype(np.int64)
-        shape = np.broadcast_shapes(x.shape, self.batch_shape)
+        shape = joint_shape("Categorical", "a value and a batch", x.shape, self.batch_shape)
         logits = broadcast_to(self.logits, (*shape, count))
         return gather(logits, -1, broadcast_to(x, shape).unsqueeze(-1)).squeeze(-1)
 
@@ -200,6 +203,8 @@ class Multinomial(_OverClasses):
     def log_prob(self, value: Any) -> Tensor:
         x = as_tensor(value, self.probs.dtype)
         total = self.total_count
+        self._require_classes(x)
+        joint_shape("Multinomial", "a value and probabilities", x.shape, self.probs.shape)
         self._require("value", x, lambda x: (x >= 0) & (x.sum(-1, keepdims=True) == total), f"counts whose sum is {total}")
         counts, logits = broadcast_arrays(x if x.dtype == self.probs.dtype else x.astype(self.probs.dtype), self.logits)
         return math.lgamma(total + 1.0) - gammaln(counts + 1.0).sum(-1) + xlogy_free(counts, logits).sum(-1)
@@ -210,7 +215,8 @@ class Multinomial(_OverClasses):
         ways = np.array([math.lgamma(n + 1.0) - math.lgamma(c + 1.0) - math.lgamma(n - c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)
         lgammas = np.array([math.lgamma(c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)
         times, kinds, known = (drawn(each, self.probs) for each in (counts, ways, lgammas))
-        chances = exp(kinds + xlogy(times, self.probs) + xlog1py(n - times, -self.probs))
+        positive = greater(self.probs, 0.0)  # a class of probability 0 is drawn never; its powers would have no gradient
+        chances = exp(kinds + xlogy(times, where(positive, self.probs, 1.0)) + xlog1py(n - times, -self.probs)) * positive
         return n * self._entropy_of_one() - math.lgamma(n + 1.0) + (chances * known).sum(0).sum(-1)
 
     @property

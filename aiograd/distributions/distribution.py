@@ -6,16 +6,17 @@ A distribution has a batch shape, the shape of its broadcast parameters, and an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.array_functions.conversion import as_tensor
 from aiograd.array_functions.manipulation import broadcast_arrays
-from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError
+from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError, ShapeError
 from aiograd.running.modes import get_default_dtype, no_grad
 from aiograd.running.random import Generator, default_generator
+from aiograd.running.types import Shape
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 
@@ -112,7 +113,7 @@ class Distribution:
     # ---------------------------------------------------------------- for subclasses
 
     def _shape(self, sample_shape: int | Sequence[int]) -> tuple[int, ...]:
-        given = (sample_shape,) if isinstance(sample_shape, (int, np.integer)) else tuple(sample_shape)
+        given = tuple(sample_shape) if isinstance(sample_shape, Iterable) else (sample_shape,)
         if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in given):
             raise ArgumentError(f"{type(self).__name__}: sample shape {sample_shape!r}, expected ints of at least 0")
         return (*map(int, given), *self.batch_shape, *self.event_shape)
@@ -120,6 +121,15 @@ class Distribution:
     @property
     def _generator(self) -> Generator:
         return self.generator or default_generator()
+
+    def _require_classes(self, value: Tensor) -> None:
+        """Check the last axis of a value.
+
+        Raises:
+            ShapeError: it is no event.
+        """
+        if value.shape[-1:] != self.event_shape:
+            raise ShapeError(f"{type(self).__name__}: found a value of shape {list(value.shape)}, expected (..., {self.event_shape[0]})")
 
     def _require(self, name: str, value: Tensor, holds: Callable[[Any], Any], expected: str) -> None:
         """Check numbers on the host.
@@ -144,6 +154,7 @@ def parameters(name: str, *given: Any) -> list[Tensor]:
 
     Raises:
         ArgumentTypeError: a parameter that is no real number.
+        ShapeError: their shapes do not broadcast.
     """
     dtypes = [np.dtype(x.dtype) for x in given if hasattr(x, "dtype") and np.dtype(x.dtype).kind == "f"]
     dtype = np.result_type(*dtypes) if dtypes else get_default_dtype()
@@ -153,7 +164,20 @@ def parameters(name: str, *given: Any) -> list[Tensor]:
         raise ArgumentTypeError(f"{name}: parameters have dtypes {[str(x.dtype) for x in found]}, expected real numbers")
     found = [x if x.dtype == dtype else x.astype(dtype) for x in found]
     found = [x if x.device == place else x.to(place) for x in found]
+    joint_shape(name, "parameters", *[x.shape for x in found])
     return list(broadcast_arrays(*found)) if len(found) > 1 else found
+
+
+def joint_shape(name: str, what: str, *shapes: Shape) -> Shape:
+    """The shape that arrays broadcast to.
+
+    Raises:
+        ShapeError: there is none.
+    """
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError as error:
+        raise ShapeError(f"{name}: found {what} of shapes {', '.join(str(list(shape)) for shape in shapes)}, expected ones that broadcast") from error
 
 
 def drawn(array: Any, like: Tensor) -> Tensor:

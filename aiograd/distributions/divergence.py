@@ -15,7 +15,7 @@ from aiograd.distributions.continuous import Normal, Uniform
 from aiograd.distributions.discrete import Bernoulli, Categorical, safe_log, xlogy_free
 from aiograd.distributions.distribution import Distribution
 from aiograd.distributions.gamma_family import Beta, Dirichlet, Gamma
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.tensors.tensor import Tensor
 
 D = TypeVar("D", bound=Callable[..., Any])
@@ -53,12 +53,18 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
 
     Raises:
         ArgumentTypeError: no formula is known for the two classes.
+        ShapeError: two Categorical or Dirichlet distributions of different numbers of classes.
     """
     for first in type(p).__mro__:
         for second in type(q).__mro__:
             if (first, second) in _TABLE:
                 return _TABLE[first, second](p, q)
     raise ArgumentTypeError(f"kl_divergence: no formula for {type(p).__name__} and {type(q).__name__}; add one with register_kl")
+
+
+def _same_classes(p: Distribution, a: Tensor, b: Tensor) -> None:
+    if a.shape[-1] != b.shape[-1]:
+        raise ShapeError(f"kl_divergence: found {type(p).__name__} of {a.shape[-1]} and of {b.shape[-1]} classes, expected as many")
 
 
 @register_kl(Normal, Normal)
@@ -82,6 +88,7 @@ def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
 
 @register_kl(Categorical, Categorical)
 def _categorical(p: Categorical, q: Categorical) -> Tensor:
+    _same_classes(p, p.probs, q.probs)
     return xlogy_free(p.probs, p.logits - q.logits).sum(-1)
 
 
@@ -102,6 +109,7 @@ def _beta(p: Beta, q: Beta) -> Tensor:
 @register_kl(Dirichlet, Dirichlet)
 def _dirichlet(p: Dirichlet, q: Dirichlet) -> Tensor:
     a, b = p.concentration, q.concentration
+    _same_classes(p, a, b)
     whole, theirs = a.sum(-1), b.sum(-1)
     norms = gammaln(whole) - gammaln(theirs) - (gammaln(a) - gammaln(b)).sum(-1)
     return norms + ((a - b) * (digamma(a) - digamma(whole).unsqueeze(-1))).sum(-1)

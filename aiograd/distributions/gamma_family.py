@@ -11,7 +11,7 @@ from aiograd.array_functions.conversion import as_tensor
 from aiograd.array_functions.elementwise import log, xlogy
 from aiograd.array_functions.manipulation import broadcast_to, stack
 from aiograd.array_functions.special import digamma, gammaln, xlog1py
-from aiograd.distributions.distribution import Distribution, parameters
+from aiograd.distributions.distribution import Distribution, joint_shape, parameters
 from aiograd.distributions.standard_gamma import StandardGamma
 from aiograd.errors import ShapeError
 from aiograd.running.random import Generator
@@ -108,6 +108,8 @@ class Dirichlet(Distribution):
     def log_prob(self, value: Any) -> Tensor:
         a = self.concentration
         x = as_tensor(value, a.dtype)
+        self._require_classes(x)
+        joint_shape("Dirichlet", "a value and a concentration", x.shape, a.shape)
         self._require("value", x, lambda x: (x >= 0) & (np.abs(x.sum(-1, keepdims=True) - 1) < 1e-6), "numbers of at least 0 whose sum is 1")
         return xlogy(a - 1.0, x).sum(-1) + gammaln(a.sum(-1)) - gammaln(a).sum(-1)
 

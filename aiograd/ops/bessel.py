@@ -195,19 +195,28 @@ def _second_kind(order: int) -> Callable[[Array], Array]:
     return _in_float64(function)
 
 
-def _over(y: Array, x: Array, at_zero: float) -> Array:
-    """``y / x``, and its limit at 0."""
-    zero = x == 0
-    return where(zero, at_zero, y / where(zero, 1, x))
+def _over(y: Array, x: Array, turn: float) -> Array:
+    """``y / x`` of I1 (`turn` 1) or J1 (-1): near 0 by a series, since the derivatives of the quotient cancel there."""
+    near = np.absolute(x) < 0.25
+    square = where(near, x, 0)
+    square = square * square * (0.25 * turn)
+    series = 0.5 * (1 + square * (1 / 2) * (1 + square * (1 / 6) * (1 + square * (1 / 12) * (1 + square * (1 / 20) * (1 + square * (1 / 30))))))
+    return where(near, series, y / where(near, 1, x))
+
+
+def _i1e_vjp(g: Array, x: Array, out: Array) -> Array:
+    size = np.absolute(x)
+    shrink = np.exp(-where(size < 0.25, size, 0))  # the series is that of I1 without its factor
+    return g * (i0e(x) - _over(out, x, 1.0) * shrink - np.sign(x) * out)
 
 
 i0: Op = define("bessel_i0", _modified(0, scaled=False), x=lambda g, x: g * i1(x), jvp="rule", cost=150.0, numpy=(np.i0,))
-i1: Op = define("bessel_i1", _modified(1, scaled=False), x=lambda g, x, out: g * (i0(x) - _over(out, x, 0.5)), jvp="rule", cost=200.0)
+i1: Op = define("bessel_i1", _modified(1, scaled=False), x=lambda g, x, out: g * (i0(x) - _over(out, x, 1.0)), jvp="rule", cost=200.0)
 i0e: Op = define("bessel_i0e", _modified(0, scaled=True), x=lambda g, x, out: g * (i1e(x) - np.sign(x) * out), jvp="rule", cost=150.0)
 i1e: Op = define(
-    "bessel_i1e", _modified(1, scaled=True), x=lambda g, x, out: g * (i0e(x) - _over(out, x, 0.5) - np.sign(x) * out), jvp="rule", cost=200.0
+    "bessel_i1e", _modified(1, scaled=True), x=_i1e_vjp, jvp="rule", cost=200.0
 )
 j0: Op = define("bessel_j0", _first_kind(0), x=lambda g, x: -(g * j1(x)), jvp="rule", cost=200.0)
-j1: Op = define("bessel_j1", _first_kind(1), x=lambda g, x, out: g * (j0(x) - _over(out, x, 0.5)), jvp="rule", cost=250.0)
+j1: Op = define("bessel_j1", _first_kind(1), x=lambda g, x, out: g * (j0(x) - _over(out, x, -1.0)), jvp="rule", cost=250.0)
 y0: Op = define("bessel_y0", _second_kind(0), x=lambda g, x: -(g * y1(x)), jvp="rule", cost=300.0)
 y1: Op = define("bessel_y1", _second_kind(1), x=lambda g, x, out: g * (y0(x) - out / x), jvp="rule", cost=350.0)

@@ -258,11 +258,11 @@ def np_round(a: Array, decimals: int = 0, out: Any = None) -> Array:
 
 
 def _sgn_vjp(g: Array, x: Array, out: Array) -> Array:
-    """Of ``x / |x|``: the part orthogonal to `out`, over the magnitude."""
+    """Of ``x / |x|``: the part orthogonal to `out`, over the magnitude; 0 at 0."""
     if x.dtype.kind != "c":
         return zeros_like(g)
     size = np.absolute(x)
-    return (g - out * np.real(g * np.conjugate(out))) / where(size == 0, 1, size)
+    return mask((g - out * np.real(g * np.conjugate(out))) / where(size == 0, 1, size), size != 0)
 
 
 def _abs_vjp(g: Array, x: Array) -> Array:

@@ -221,7 +221,7 @@ def _zeta(x1: Array, x2: Array, /) -> Array:
             sign = np.where(np.mod(s, 2.0) == 0.0, 1.0, -1.0)
             mirrored = sign * (_zeta_positive(s, last) - _zeta_positive(s, np.where(negative, 1.0 - q, 2.0)))
             value = np.where(negative, np.where(s == np.round(s), value + mirrored, np.nan), value)
-        value = np.where((q <= 0.0) & (q == np.round(q)), np.inf, value)
+        value = np.where((q <= 0.0) & (q == np.round(q)), np.inf, np.where(np.isposinf(q), 0.0, value))
         return np.where(s > 1.0, value, np.where(s == 1.0, np.inf, np.nan))
 
     return in_float64(function, x1, x2)
@@ -251,8 +251,8 @@ def beta(x1: Array, x2: Array, /) -> Array:
 
 
 def multigammaln(x: Array, d: int, /) -> Array:
-    """The logarithm of the multivariate gamma function of dimension `d`."""
+    """The logarithm of the multivariate gamma function of dimension `d`; NaN where `x` is not above ``(d - 1) / 2``."""
     total = gammaln(x) + 0.25 * d * (d - 1) * math.log(math.pi)
     for k in range(1, d):
         total = total + gammaln(x - 0.5 * k)
-    return total
+    return where(x > 0.5 * (d - 1), total, np.nan)

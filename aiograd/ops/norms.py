@@ -11,7 +11,7 @@ from aiograd.errors import ArgumentError
 from aiograd.ops.creation import astype, ones_like
 from aiograd.ops.decomposition import svdvals
 from aiograd.ops.elementwise import abs_
-from aiograd.ops.masking import where
+from aiograd.ops.masking import mask, where
 from aiograd.ops.op import answer, define
 from aiograd.ops.reduction import Axis, add_reduce, along, max_, maximum_reduce, min_, minimum_reduce, restore, sum_
 from aiograd.ops.shape import moveaxis, reshape
@@ -71,7 +71,7 @@ def _direction(x: Array) -> Array:
     if x.dtype.kind != "c":
         return np.sign(x)
     size = np.absolute(x)
-    return x / where(size == 0, 1, size)
+    return mask(x / where(size == 0, 1, size), size != 0)  # masked, so that its derivative at 0 is 0 as well
 
 
 vector_norm_row = define("vector_norm", _vector_norm, x=_vector_norm_vjp, jvp=_vector_norm_jvp, complex="explicit", cost=1.0)

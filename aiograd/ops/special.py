@@ -89,6 +89,23 @@ def _xlogy_x2(g: Array, x1: Array, x2: Array) -> Array:
 
 xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, jvp="rule", cost=4.0)
 
+
+def _xlog1py(x1: Array, x2: Array, /) -> Array:
+    """``x1 * log1p(x2)``, 0 where `x1` is 0 and `x2` is not NaN."""
+    zero = np.equal(x1, 0) & ~np.isnan(x2)
+    return np.where(zero, 0, x1) * np.log1p(np.where(zero, 0, x2))
+
+
+def _xlog1py_x1(g: Array, x1: Array, x2: Array) -> Array:
+    return g * np.log1p(where(np.logical_and(x1 == 0, x2 <= -1), 0, x2))
+
+
+def _xlog1py_x2(g: Array, x1: Array, x2: Array) -> Array:
+    return g * (x1 / (1 + where(np.logical_and(x1 == 0, x2 == -1), 0, x2)))
+
+
+xlog1py = define("xlog1py", _xlog1py, x1=_xlog1py_x1, x2=_xlog1py_x2, jvp="rule", cost=4.0)
+
 # The normal distribution and the inverses of erf and of the logistic function.
 
 
@@ -137,7 +154,10 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
     """``x1 * log(x1 / x2)``, 0 where `x1` is 0 and `x2` at least 0, infinite where either is below 0 or `x2` alone is 0."""
     some = (np.asarray(x1) > 0) & (np.asarray(x2) > 0)
     with np.errstate(over="ignore", under="ignore"):
-        value = np.where(some, x1, 0) * np.log(np.where(some, x1, 1) / np.where(some, x2, 1))
+        first, second = np.where(some, x1, 1), np.where(some, x2, 1)
+        ratio = first / second
+        away = (ratio < np.finfo(ratio.dtype).tiny) | np.isinf(ratio)  # the logarithm of such a ratio is that of a rounded number
+        value = np.where(some, x1, 0) * np.where(away, np.log(first) - np.log(second), np.log(np.where(away, 1, ratio)))
     return np.where(some | (np.equal(x1, 0) & np.greater_equal(x2, 0)) | np.isnan(x1 + x2), np.where(np.isnan(x1 + x2), x1 + x2, value), np.inf)
 
 
@@ -145,12 +165,6 @@ rel_entr = define(
     "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1), x2=lambda g, x1, x2: -(g * (x1 / x2)),
     jvp="rule", cost=5.0
 )
-
-
-def xlog1py(x1: Array, x2: Array, /) -> Array:
-    """``x1 * log1p(x2)``, 0 where `x1` is 0."""
-    zero = x1 == 0
-    return where(zero, 0, x1 * np.log1p(where(zero, 0, x2)))
 
 
 def entr(x: Array, /) -> Array:

@@ -113,6 +113,8 @@ def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: 
     else:
         _refuse_graphs(data)
         given = data
+        if copy is False and isinstance(data, (list, tuple, bool, int, float, complex)):
+            raise ArgumentError(f"asarray(copy=False) of a {type(data).__name__}: its numbers are in no array, so a copy is needed; leave copy out")
         if not isinstance(data, (np.ndarray, np.generic)):
             data = array_of(_materialized(data), dtype, like) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
         if copy is False and not data.dtype.isnative:

@@ -15,7 +15,7 @@ from aiograd.ops import ROWS, gamma, special
 
 #: name of a ufunc of ``scipy.special`` -> what answers for it, called with Tensors, arrays and numbers
 SCIPY: dict[str, Callable[..., Any]] = {
-    **{name: ROWS[name] for name in "erf erfc erfinv gamma gammaln log_ndtr logit xlogy exp2 expm1 log1p cbrt".split()},
+    **{name: ROWS[name] for name in "erf erfc erfinv gamma gammaln log_ndtr logit xlogy xlog1py exp2 expm1 log1p cbrt".split()},
     **{name: ROWS[name] for name in "rgamma gammasgn gammainc gammaincc betainc betaincc stdtr erfcx ndtri exprel rel_entr".split()},
     **{name: ROWS[f"bessel_{name}"] for name in "i0 i0e i1 i1e j0 j1 y0 y1 k0 k1 jv yn iv ive".split()},
     "expit": ROWS["sigmoid"],
@@ -27,7 +27,6 @@ SCIPY: dict[str, Callable[..., Any]] = {
     "ndtr": special.ndtr,
     "erfcinv": special.erfcinv,
     "entr": special.entr,
-    "xlog1py": special.xlog1py,
 }
 
 

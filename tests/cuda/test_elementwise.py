@@ -28,7 +28,7 @@ HERE = frozenset(
     abs acos acosh add angle asin asinh atan atan2 atanh cbrt ceil clamp clone conj copysign cos cosh deg2rad div divmod elu erf erfc exp
     exp2 expm1 fabs float_power floor fmax fmin fmod gelu hypot imag ldexp leaky_relu log log10 log1p log2 log_sigmoid logaddexp logaddexp2
     mask maximum minimum mul nan_to_num neg positive pow rad2deg real reciprocal relu remainder round rsqrt sgn sigmoid sign silu sin sinc
-    sinh softplus softsign sqrt square sub tan tanh to_copy trunc where xlogy clamp_max clamp_min
+    sinh softplus softsign sqrt square sub tan tanh to_copy trunc where xlogy xlog1py clamp_max clamp_min
     """.split()
 )
 DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8", "uint64", "int8", "bool")

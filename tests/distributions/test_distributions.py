@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 
 import aiograd as ag
 from aiograd.distributions import (
@@ -132,6 +133,26 @@ def test_the_slope_of_a_gamma_sample_keeps_its_quantile(a: float) -> None:
         assert sample_slope(each, a) == pytest.approx(slope, rel=2e-4)
 
 
+async def test_the_slope_of_a_beta_density_where_a_concentration_is_1() -> None:
+    def density(a: ag.Tensor, b: ag.Tensor) -> ag.Tensor:
+        return Beta(a, b).log_prob(np.array(0.5))
+
+    for a, b in ((2.0, 1.0), (1.0, 2.0), (1.0, 1.0)):
+        found = await ag.grad(density(*(given := (leaf(a), leaf(b)))), given)
+        psi = scipy.special.digamma([a + b, a, b])
+        expected = psi[0] - psi[1:] + math.log(0.5)
+        assert [each.item() for each in found] == pytest.approx(expected)
+        tangent = (await ag.jvp(density, given, (ag.tensor(0.0, dtype=D), ag.tensor(1.0, dtype=D))))[1]
+        assert tangent.item() == pytest.approx(expected[1])
+
+
+async def test_the_entropy_of_draws_with_an_impossible_class_has_a_gradient() -> None:
+    for weights in ([0.5, 0.5], [0.25, 0.75]):
+        (without,), (with_one,) = [await ag.grad(Multinomial(4, p := leaf(given)).entropy(), p) for given in (weights, [0.0, *weights])]
+        assert np.isfinite(with_one.numpy()).all()
+        np.testing.assert_allclose(with_one.numpy()[1:], without.numpy(), atol=1e-12)
+
+
 def test_dirichlet() -> None:
     a = np.array([2.0, 3.0, 1.5])
     p, x = Dirichlet(a), np.array([0.2, 0.5, 0.3])
@@ -189,7 +210,15 @@ async def test_samples_and_densities_on_a_device() -> None:
         (lambda: Gamma(-1.0, 1.0), ArgumentError), (lambda: Bernoulli(1.5), ArgumentError), (lambda: Bernoulli(0.5, 0.5), ArgumentError),
         (lambda: Categorical([0.0, 0.0]), ArgumentError), (lambda: Categorical(0.5), ShapeError), (lambda: Dirichlet(1.0), ShapeError),
         (lambda: Multinomial(-1, [1.0]), ArgumentError), (lambda: Normal(1j, 1.0), ArgumentTypeError),
-        (lambda: Normal(0.0, 1.0).sample(-1), ArgumentError),
+        (lambda: Normal(0.0, 1.0).sample(-1), ArgumentError), (lambda: Normal(0.0, 1.0).sample(None), ArgumentError),  # type: ignore[arg-type]
+        (lambda: Normal(ag.zeros(2), ag.ones(3)), ShapeError), (lambda: Categorical(np.ones((2, 3))).log_prob([0, 1, 2]), ShapeError),
+        (lambda: Dirichlet(np.ones(3)).log_prob([1.0]), ShapeError), (lambda: Dirichlet(np.ones((2, 3))).log_prob(np.eye(3)), ShapeError),
+        (lambda: Multinomial(3, np.ones(3)).log_prob([3.0]), ShapeError), (lambda: Multinomial(1, np.ones((2, 3))).log_prob(np.eye(3)), ShapeError),
+        (lambda: kl_divergence(Categorical(np.ones(3)), Categorical(np.ones(1))), ShapeError),
+        (lambda: kl_divergence(Dirichlet(np.ones(3)), Dirichlet(np.ones(1))), ShapeError),
+        (lambda: Bernoulli(logits=np.nan), ArgumentError), (lambda: Normal(np.nan, 1.0), ArgumentError),
+        (lambda: Categorical(logits=[0.0, np.nan]), ArgumentError), (lambda: Multinomial(1, logits=[0.0, np.nan]), ArgumentError),
+        (lambda: Categorical(logits=[[0.0, 0.0], [-np.inf, -np.inf]]), ArgumentError), (lambda: Categorical(logits=[0.0, np.inf]), ArgumentError),
         (lambda: Bernoulli(0.5).log_prob(0.5), ArgumentError), (lambda: Categorical([0.5, 0.5]).log_prob(2), ArgumentError),
         (lambda: Multinomial(2, [0.5, 0.5]).log_prob([1.0, 2.0]), ArgumentError), (lambda: Beta(1.0, 1.0).log_prob(2.0), ArgumentError),
         (lambda: kl_divergence(Normal(0.0, 1.0), Gamma(1.0, 1.0)), ArgumentTypeError), (lambda: Distribution(()).entropy(), NotImplementedError),

@@ -70,6 +70,7 @@ def test_every_error_is_also_the_builtin_that_a_caller_would_catch(cls: type[Exc
         (lambda x: ag.tensor([1], requires_grad=True), ArgumentTypeError, "only tensors of floating point and complex dtype"),
         (lambda x: ag.asarray("text"), ArgumentTypeError, "expected numbers"),
         (lambda x: ag.from_numpy([1.0]), ArgumentTypeError, "expected an ndarray"),
+        (lambda x: ag.asarray([1, 2], copy=False), ArgumentError, "copy=False"),
         (lambda x: ag.asarray(np.ones(2), dtype=np.float32, copy=False), ArgumentError, "copy=False"),
         (lambda x: x + np.array(["a", "b"]), TypeError, "."),
     ],

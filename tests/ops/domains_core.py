@@ -305,6 +305,7 @@ _BINARY: dict[str, Domain] = {
     "logaddexp": binary(),
     "logaddexp2": binary(),
     "xlogy": binary((-2.0, 2.0), (0.3, 2.0), away=((0.0,), ())),
+    "xlog1py": binary((-2.0, 2.0), (-0.7, 1.0), away=((0.0,), ())),
     "complex": binary(dtypes=()),
     "mask": cases(
         _with(arrays((3,)), _condition(3)),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import AiogradError, IndexRangeError, ShapeError
+from aiograd.errors import AiogradError, ArgumentTypeError, IndexRangeError, ShapeError
 from aiograd.ops import ROWS
 from tests.ops import domains_core, domains_nn
 from tests.support import assert_raises
@@ -135,6 +135,7 @@ async def test_gradients_of_numbers_taken_for_vectors() -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
+        (lambda: ag.linalg.matrix_power(np.eye(2), 1.5), ArgumentTypeError),  # type: ignore[arg-type]
         (lambda: ag.softmax(Z(3), axis=1), IndexRangeError),
         (lambda: ag.softmax(Z((3, 0)), axis=2), IndexRangeError),
         (lambda: ag.softmax(Z(()), axis=1), IndexRangeError),
@@ -167,3 +168,11 @@ def test_rows_have_the_parameters_that_inspect_finds() -> None:
             assert names == (*inspect.signature(rule).parameters,)[1:], op
             checked += 1
     assert checked > 200
+
+
+@pytest.mark.parametrize("order", [1, 1.5, 3])
+async def test_second_derivatives_of_a_complex_norm_at_zero_elements(order: float) -> None:
+    x = ag.tensor(np.array([0j, 3 + 4j]), requires_grad=True)
+    (slope,) = await ag.grad(ag.linalg.vector_norm(x, ord=order), x, create_graph=True)
+    (bend,) = await ag.grad(ag.real(slope).sum() + ag.imag(slope).sum(), x)
+    assert bend.numpy()[0] == 0 and np.allclose(bend.numpy()[1], 0.032 - 0.024j)
