@@ -134,6 +134,8 @@ def over_array(array: Any) -> Any:
     Raises:
         ArgumentTypeError: torch has no such dtype.
     """
+    if isinstance(array, np.generic):
+        array = np.asarray(array)  # a number, as numpy's functions give it in the place of an array without axes
     if not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
