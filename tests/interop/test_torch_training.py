@@ -916,3 +916,22 @@ async def test_numbers_without_axes_are_arguments_and_seeds() -> None:
     shared.add_(1)
     number += 1
     assert number.item() == shared.item() == 8 and number.version == shared._version == 2
+
+
+@pytest.mark.parametrize("kind", ["array", "read-only array", "read-only Tensor", "keyword"])
+def test_a_module_that_modifies_a_plain_array_is_refused(kind: str) -> None:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = not kind.startswith("read-only")
+    layer = interop.wrap(functional(in_place))
+    if kind == "keyword":
+        layer.module.forward = lambda *, x: in_place(x)
+        assert_raises(InPlaceError, r"modifies its input in place.*clone", lambda: layer(x=array))
+        return
+    assert_raises(InPlaceError, r"modifies its input in place.*clone", lambda: layer(ag.asarray(array) if "Tensor" in kind else array))
+    assert array.tolist() == ([2, 2, 2] if kind == "array" else [1, 1, 1])
+
+
+def test_a_module_that_returns_a_view_of_a_plain_array_is_refused() -> None:
+    array = np.ones((2, 3), np.float32)
+    assert_raises(InPlaceError, r"returns a view of its input.*clone", lambda: interop.wrap(functional(lambda x: x[1:]))(array))
+    assert interop.wrap(nn.Identity())(array).tolist() == array.tolist()

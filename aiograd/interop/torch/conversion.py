@@ -200,4 +200,14 @@ def same_memory(tensor: TensorCore) -> tuple[Any, Any, int]:
     if found is not None:
         return found.detach(), None, 0
     counter = counter_of(tensor)
-    return over_array(tensor._data), counter, counter[0]
+    return over_array(writeable(tensor._data)), counter, counter[0]
+
+
+def writeable(array: Any) -> Any:
+    """An array that a torch module may write into: a copy of one that numpy calls read-only, which torch does not heed.
+
+    A broadcast array stays as it is: torch refuses to write where elements share memory.
+    """
+    if isinstance(array, np.ndarray) and not array.flags.writeable and 0 not in array.strides:
+        return array.copy()
+    return array
