@@ -309,3 +309,14 @@ async def test_forward_mode_goes_through_a_module_once() -> None:
         return (await ag.value_and_grad(lambda x: fn(x).sum(), x))[1]
 
     await assert_awaiting_raises(ag.errors.NoRuleError, "goes through another library's modules once", ag.jvp(gradient, x, v))
+
+
+async def test_matrices_of_derivatives_are_those_of_torch_and_vmap_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
+    layer, x = interop.wrap(module), draw(2, 3).astype(np.float64)
+    wanted = torch.autograd.functional.jacobian(module, torch.tensor(x)).numpy()
+    for transform in (ag.jacfwd, ag.jacrev, ag.jacobian):
+        assert_close((await transform(layer, ag.tensor(x))).numpy(), wanted)
+    second = torch.autograd.functional.hessian(lambda x: module(x).sum(), torch.tensor(x)).numpy()
+    assert_close((await ag.hessian(lambda x: layer(x).sum(), ag.tensor(x))).numpy(), second)
+    assert_raises(ag.errors.NoRuleError, "whole batch", lambda: ag.vmap(layer)(ag.tensor(x)))
