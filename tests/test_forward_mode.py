@@ -689,3 +689,17 @@ async def test_gradcheck_looks_at_forward_mode() -> None:
     assert await ag.gradcheck(lambda x: WithJvp.apply(x, 1.0), (x,), check_forward_ad=True)
     z = ag.tensor(X + 1j * V).requires_grad_()
     assert await ag.gradcheck(lambda z, x: (z * z * x, abs(z), np.argsort(x), np.fft.fft(z)), (z, x), check_forward_ad=True)
+
+
+async def test_a_function_returns_an_array_beside_an_object() -> None:
+    class Doubled(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.numpy() * 2, object()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, _: Any) -> Any:
+            return grad * 2
+
+    _, product = await ag.jvp(lambda x: Doubled.apply(x)[0], ag.ones(3), ag.ones(3))
+    assert product.tolist() == [2, 2, 2]

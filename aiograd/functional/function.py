@@ -190,7 +190,7 @@ class Function:
                 result = cls._record(context, tuple(args), _in_place(result, nesting, raw), line)
             if layer is None:
                 break
-            made = _outputs_of(result, tuple(args))[0]
+            made = _outputs_of(result, tuple(args))[0] if nesting is None else leaves_of(result, TensorCore)
             below = layer.completed(kept, raw, made)
             outputs = layer.outputs(cls, below, made, nesting)
             context, args, records = layer.context(below, made, outputs), layer.args, layer.records

@@ -278,10 +278,13 @@ def through_nodes(tensors: Sequence[Any], run: Callable[[dict[int, Any]], Any], 
     Raises:
         NoRuleError: a pass is recorded through the call at the same time, or another call of forward mode is around it.
     """
-    layer = layers_of(tensors)[0]
-    level = layer.level
-    if not isinstance(level, ForwardLevel):
-        raise NoRuleError("another library's modules take no part in vmap() and sparse_jacobian(); use jvp() or jacobian()")
+    layer = next(iter(layers_of(tensors)), None)
+    level = None if layer is None else layer.level
+    if layer is None or not isinstance(level, ForwardLevel):
+        raise NoRuleError(
+            "another library's modules take no part in vmap(), grad_per_sample() and sparse_jacobian(); call them with the whole batch, or use jvp() "
+            "or jacobian()"
+        )
     if (any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad) or len(layers_of(layer.values)):
         raise NoRuleError("forward mode goes through another library's modules once: not over a backward pass through one, nor twice")
     wanted = [i for i, tangent in enumerate(layer.tangents) if tangent is not None]

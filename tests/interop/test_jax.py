@@ -421,3 +421,20 @@ def test_an_array_that_is_spread_over_devices() -> None:
     lines = done.stdout.splitlines()
     assert done.returncode == 0 and len(lines) == 2, done.stderr
     assert all("one device of the host" in line for line in lines)
+
+
+async def test_derivatives_of_forward_mode_and_matrices_are_those_of_jax() -> None:
+    x, v = draw(3, 2), draw(3, 2)
+
+    def model(x: Any) -> Any:
+        return jnp.sin(x) * x
+
+    wrapped, at = wrap(model), ag.tensor(x)
+    assert_close((await ag.jvp(wrapped, at, ag.tensor(v)))[1].numpy(), np.asarray(jax.jvp(model, (x,), (v,))[1]))
+    wanted = np.asarray(jax.jacobian(model)(x))
+    for transform in (ag.jacfwd, ag.jacrev, ag.jacobian):
+        assert_close((await transform(wrapped, at)).numpy(), wanted)
+    second = np.asarray(jax.hessian(lambda x: model(x).sum())(x))
+    assert_close((await ag.hessian(lambda x: wrapped(x).sum(), at)).numpy(), second)
+    assert_close((await ag.hvp(lambda x: wrapped(x).sum(), at, ag.tensor(v)))[1].numpy(), np.einsum("abcd,cd", second, v))
+    assert_raises(ArgumentTypeError, r"batch of vmap.*whole batch", lambda: ag.vmap(wrapped)(at))

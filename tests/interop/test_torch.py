@@ -334,3 +334,14 @@ def test_the_guide_names_every_argument_of_pytorch_that_is_not_there() -> None:
                 kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
                 missing += [f"{name}({each})" for each in wanted.keys() - found.keys() - named if wanted[each].kind not in kinds]
     assert compared > 100 and not missing, missing
+
+
+async def test_matrices_of_derivatives_are_those_of_torch_and_vmap_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
+    layer, x = interop.wrap(module), draw(2, 3).astype(np.float64)
+    wanted = torch.autograd.functional.jacobian(module, torch.tensor(x)).numpy()
+    for transform in (ag.jacfwd, ag.jacrev, ag.jacobian):
+        assert_close((await transform(layer, ag.tensor(x))).numpy(), wanted)
+    second = torch.autograd.functional.hessian(lambda x: module(x).sum(), torch.tensor(x)).numpy()
+    assert_close((await ag.hessian(lambda x: layer(x).sum(), ag.tensor(x))).numpy(), second)
+    assert_raises(ag.errors.NoRuleError, "whole batch", lambda: ag.vmap(layer)(ag.tensor(x)))

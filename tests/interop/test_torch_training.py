@@ -871,3 +871,67 @@ async def test_a_wrapped_module_within_functional_call_of_torch() -> None:
 
 def raises(x: Any) -> Any:
     raise ValueError("an error of the module")
+
+
+# -------------------------------------------------------------------- values without axes
+
+
+class Scaled(nn.Module):  # type: ignore[misc,name-defined]
+    """A loss, times a scalar parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Any) -> Any:
+        return (x * x).mean() * self.scale
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"])
+async def test_a_module_returns_its_loss_and_trains_a_scalar_parameter(kind: str) -> None:
+    module, layer = pair_of(Scaled)
+    x, y = torch.ones(3, requires_grad=True), ag.ones(3).requires_grad_()
+    theirs, ours = getattr(torch.optim, kind)(module.parameters(), lr=0.1), getattr(ag.optim, kind)(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        theirs.zero_grad()
+        ours.zero_grad()
+        for _ in range(2):  # the second accumulates
+            (module(x) / 4).backward()
+            await (layer(y) / 4).backward()
+        theirs.step()
+        ours.step()
+    assert_close(layer.module.scale.detach().numpy(), module.scale.detach().numpy())
+    assert_close(y.grad.numpy(), x.grad.numpy())
+
+
+async def test_numbers_without_axes_are_arguments_and_seeds() -> None:
+    layer = interop.wrap(Scaled())
+    x = ag.tensor(3.0, requires_grad=True)
+    (first,) = await ag.grad(layer(x * 2) / 4, [x], create_graph=True)  # 2 (2 x)^2 / 4
+    assert first.item() == 12
+    await (first / 2).backward()
+    assert x.grad.item() == 2 and layer.module.scale.grad == 3
+    number = ag.tensor(2.0) * 3
+    shared = interop.to_torch(number)
+    shared.add_(1)
+    number += 1
+    assert number.item() == shared.item() == 8 and number.version == shared._version == 2
+
+
+@pytest.mark.parametrize("kind", ["array", "read-only array", "read-only Tensor", "keyword"])
+def test_a_module_that_modifies_a_plain_array_is_refused(kind: str) -> None:
+    array = np.ones(3, np.float32)
+    array.flags.writeable = not kind.startswith("read-only")
+    layer = interop.wrap(functional(in_place))
+    if kind == "keyword":
+        layer.module.forward = lambda *, x: in_place(x)
+        assert_raises(InPlaceError, r"modifies its input in place.*clone", lambda: layer(x=array))
+        return
+    assert_raises(InPlaceError, r"modifies its input in place.*clone", lambda: layer(ag.asarray(array) if "Tensor" in kind else array))
+    assert array.tolist() == ([2, 2, 2] if kind == "array" else [1, 1, 1])
+
+
+def test_a_module_that_returns_a_view_of_a_plain_array_is_refused() -> None:
+    array = np.ones((2, 3), np.float32)
+    assert_raises(InPlaceError, r"returns a view of its input.*clone", lambda: interop.wrap(functional(lambda x: x[1:]))(array))
+    assert interop.wrap(nn.Identity())(array).tolist() == array.tolist()

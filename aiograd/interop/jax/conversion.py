@@ -14,7 +14,9 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, DeviceError
 from aiograd.interop.extras import from_extra
+from aiograd.interop.levels import refuse_level
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.levels import LevelArray
 
 if TYPE_CHECKING:
     import jax
@@ -49,8 +51,10 @@ def host_of(tensor: Any, what: str) -> np.ndarray[Any, Any]:
     """The array of a Tensor of the host.
 
     Raises:
-        DeviceError: it is elsewhere. ArgumentTypeError: JAX would change its dtype.
+        DeviceError: it is elsewhere. ArgumentTypeError: JAX would change its dtype. LevelArrayError: it is a batch of `vmap`, or has a tangent.
     """
+    if isinstance(tensor._data, LevelArray):
+        refuse_level(tensor._data, "JAX")
     if tensor.device != "cpu":
         raise DeviceError(f"{what} is on {tensor.device}; aiograd shares memory with JAX on the host only: move it with .to('cpu')")
     check_dtype(tensor.dtype, what)

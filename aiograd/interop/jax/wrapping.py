@@ -139,12 +139,12 @@ class JaxCall(Function):
         flat, outline, count, name, others = ctx.call
         grads, saved = grads[: ctx.carrying], ctx.saved_tensors
         with jax.enable_x64(ctx.is_wide):
-            if current_mode().grad:
+            if current_mode().grad or any(map(has_tangent, (*grads, *saved[:count]))):
                 found = JaxCall.apply(flat.gradients, (outline, count), count + len(grads), name, *saved[:count], *grads, *others)[:-1]
             else:
                 kept = iter(saved[ctx.first :])
                 residuals = [next(kept)._data if residual is None else residual for residual in ctx.residuals]
-                pulled = flat.backward(jax.tree.unflatten(ctx.structure, residuals), [grad._data for grad in grads])
+                pulled = flat.backward(jax.tree.unflatten(ctx.structure, residuals), [host_of(grad, name) for grad in grads])
                 found = [array_from_jax(grad, f"{name}: a gradient") for grad in pulled]
         return (None,) * 4 + (*found, *[None] * len(others))
 

@@ -21,7 +21,7 @@ from aiograd.errors import AiogradError, DeviceMismatchError, GraphError, InPlac
 from aiograd.functional.function_tangents import through_nodes
 from aiograd.interop.containers import leaves_of_object, map_nested, nested_leaves
 from aiograd.interop.extras import from_extra
-from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memory
+from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memory, writeable
 from aiograd.interop.torch.graph import TorchGraph, Watched
 from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
@@ -39,7 +39,7 @@ else:
 
 
 class Passed(NamedTuple):
-    """A Tensor that a module was called with."""
+    """A Tensor that a module was called with, or a plain array (then `tensor` is None)."""
 
     tensor: Any
     #: torch's tensor over its memory, and the version that torch counts
@@ -58,7 +58,8 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     records = mode.grad and torch.is_grad_enabled()
     parameters = layer.shared_parameters()
     passed: list[Passed] = []
-    place = functools.partial(_pass, passed, records)
+    plain: list[Passed] = []
+    place = functools.partial(_pass, passed, plain, records)
     kinds = (TensorCore, np.ndarray, torch.Tensor)
     try:
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # tensors of inference count no writes
@@ -72,10 +73,11 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     hooks = mode.saved_hooks if records else None
     states: list[Any] = []
     result, elapsed_ns = _run(layer, tree, records, [each.given for each in passed], None if hooks is None else states)
-    _check_inputs(layer, passed)
+    inputs = [*passed, *plain]
+    _check_inputs(layer, inputs)
     returned: list[Any] = []
     refuse = functools.partial(_refuse_hidden, layer) if records else None
-    result = map_nested(functools.partial(_take, layer, passed, returned), result, torch.Tensor, refuse)
+    result = map_nested(functools.partial(_take, layer, inputs, returned), result, torch.Tensor, refuse)
     line = _line() if records else None
     wanted = [each for each in passed if each.tensor._node is not None] if records else []
     edges = [*[(each.tensor._node, each.tensor._nr) for each in wanted], *[parameter.edge() for parameter in trained]]
@@ -112,8 +114,8 @@ def _in_forward_mode(layer: Any, tree: Any) -> Any:
 # -------------------------------------------------------------------- the way in
 
 
-def _pass(passed: list[Passed], records: bool, leaf: Any) -> Any:
-    """The torch tensor for an argument."""
+def _pass(passed: list[Passed], plain: list[Passed], records: bool, leaf: Any) -> Any:
+    """The torch tensor for an argument, noted among the Tensors or the plain arrays."""
     if isinstance(leaf, TensorCore):
         if leaf._x is not None:
             refresh(leaf)
@@ -125,7 +127,9 @@ def _pass(passed: list[Passed], records: bool, leaf: Any) -> Any:
         passed.append(Passed(leaf, given, given._version, counter, count))
         return given
     if isinstance(leaf, np.ndarray):
-        return over_array(leaf)
+        given = over_array(writeable(leaf))
+        plain.append(Passed(None, given, given._version, None, 0))
+        return given
     if leaf.requires_grad and records:
         refuse_graph("an argument of a wrapped torch module: a torch tensor that")
     return leaf
@@ -220,6 +224,8 @@ def _take(layer: Any, passed: Sequence[Passed], returned: list[Any], result: Any
             return _Placeholder(number)  # the same tensor twice
     for each in passed:
         if each.given is result:
+            if each.tensor is None:
+                break  # a Tensor over the array, as of ag.asarray()
             return _Itself(each.tensor)
         if _is_view(result, each.given):
             raise InPlaceError(
@@ -305,7 +311,7 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
         shared = [same_memory(value) for value in values]
         given = [each.requires_grad_() if need else each for (each, _, _), need in zip(shared, needs, strict=True)]
         kinds = (_Placeholder, np.ndarray)
-        filled = map_nested(lambda leaf: given[leaf.number] if isinstance(leaf, _Placeholder) else over_array(leaf), places, kinds)
+        filled = map_nested(lambda leaf: given[leaf.number] if isinstance(leaf, _Placeholder) else over_array(writeable(leaf)), places, kinds)
         with nullcontext() if surroundings is None else surroundings(), Replay(draws).playing(), _in_modes(modes):
             result, _ = _run(layer, filled, True, given)
         outputs = [each for each in nested_leaves(result, torch.Tensor) if each.requires_grad and not any(each is other for other in given)]

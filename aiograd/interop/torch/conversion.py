@@ -14,8 +14,10 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, DeviceError, GraphError
 from aiograd.interop.extras import from_extra
+from aiograd.interop.levels import refuse_level
 from aiograd.tensors import exchange
 from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.levels import LevelArray
 from aiograd.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -132,8 +134,12 @@ def over_array(array: Any) -> Any:
     """The torch tensor over an array's memory, be it writeable or not; over a copy where torch cannot have such strides or byte order.
 
     Raises:
-        ArgumentTypeError: torch has no such dtype.
+        ArgumentTypeError: torch has no such dtype. LevelArrayError: it is a batch of `vmap`, or has a tangent.
     """
+    if isinstance(array, np.generic):
+        array = np.asarray(array)  # a number, as numpy's functions give it in the place of an array without axes
+    if isinstance(array, LevelArray):
+        refuse_level(array, "torch")
     if not isinstance(array, np.ndarray):
         return torch.from_dlpack(array)
     try:
@@ -198,4 +204,14 @@ def same_memory(tensor: TensorCore) -> tuple[Any, Any, int]:
     if found is not None:
         return found.detach(), None, 0
     counter = counter_of(tensor)
-    return over_array(tensor._data), counter, counter[0]
+    return over_array(writeable(tensor._data)), counter, counter[0]
+
+
+def writeable(array: Any) -> Any:
+    """An array that a torch module may write into: a copy of one that numpy calls read-only, which torch does not heed.
+
+    A broadcast array stays as it is: torch refuses to write where elements share memory.
+    """
+    if isinstance(array, np.ndarray) and not array.flags.writeable and 0 not in array.strides:
+        return array.copy()
+    return array
