@@ -53,6 +53,36 @@ class Replacing(Staged):
         self.total = self.grad if self.base is self.seen or self.base is None else self.total - self.seen
 
 
+class LabelledGroup:
+    """A group in the use of one reducer: its operations meet only those of the same reducer on other members.
+
+    Args:
+        group: a `Group`.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._label = group.operations.new_label()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def all_reduce(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_reduce`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.all_reduce(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def all_gather(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_gather`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.all_gather(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.broadcast`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.broadcast(*args, **kwargs)  # type: ignore[no-any-return]
+
+
 class GradientReducer:
     """Combines the gradients of a module's parameters with the gradients of the same parameters on other workers, in every backward pass.
 
@@ -91,7 +121,7 @@ class GradientReducer:
         compress: Compressor | None = None,
         commit: Callable[[Callable[[], None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self.group = group
+        self.group: Any = group
         self.op = op
         self.timeout = timeout
         self.buffers = buffers
@@ -109,6 +139,7 @@ class GradientReducer:
         #: True if leaves may have gradients that were not reduced
         self.has_unreduced = False
         self._pass: _PassEnd | None = None
+        self.group = LabelledGroup(group)
 
     def attach(self) -> None:
         """Reduce the gradients of all passes from now on. Takes the place of another reducer that the parameters may have."""
