@@ -364,7 +364,7 @@ def _other_model(mine: Operation, other: Operation) -> str:
         return ""
     return (
         f". They belong to model {other.label} there and to model {mine.label} here (DistributedDataParallels of the group, counted from 0 in the "
-        "order in which they were made): make models, and begin their passes, in the same order on every member, or give each model a group of its own"
+        "order in which they were made): make models, and begin passes, in the same order on every member, or give each model a group of its own"
     )
 
 
