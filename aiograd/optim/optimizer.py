@@ -376,7 +376,11 @@ class Optimizer:
         what = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
             raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
-        saved: list[Mapping[str, Any]] = list(state_dict["param_groups"])
+        given, kept = state_dict["param_groups"], state_dict["state"]
+        is_whole = isinstance(given, Sequence) and all(isinstance(each, Mapping) and isinstance(each.get("params"), Sequence) for each in given)
+        if not is_whole or not isinstance(kept, Mapping) or not all(isinstance(each, Mapping) for each in kept.values()):
+            raise ArgumentError(f"{what}: expected dicts of options with 'params' as 'param_groups', and a dict for each parameter in 'state'")
+        saved: list[Mapping[str, Any]] = list(given)
         sizes, found = [len(group["params"]) for group in self.param_groups], [len(group["params"]) for group in saved]
         if sizes != found:
             raise ArgumentError(f"{what}: found groups of {found} parameters, expected {sizes}")
