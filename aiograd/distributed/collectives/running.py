@@ -123,6 +123,8 @@ class RunningOperations:
         self._unstarted: set[int] = set()
         self.running: dict[int, RunningOperation] = {}
         self.labels: int = 0
+        #: the reducer with a pass under way, whose commit no other pass may meet
+        self.reducing: Any = None
         #: the label of the operations that begin
         self._label = 0
         #: set and replaced whenever an operation begins, or the group is over

@@ -178,8 +178,14 @@ class GradientReducer:
             raise GraphError("a pass of a distributed context reaches parameters whose gradients are combined over a group; turn the combining off")
         if task.guards:
             raise GraphError("one pass reaches the parameters of two modules whose gradients are combined; put both into one module")
+        if self.group.operations.reducing is not None:
+            raise GraphError(
+                f"passes of two models run at once in group {self.group.name!r}, which commits one at a time: await one before the next is begun, or "
+                "give each model a group of its own"
+            )
         begun = _PassEnd(self, task)
         task.join(begun)
+        self.group.operations.reducing = self
         return begun
 
     def reduced_pass(self, marks: Sequence[bool]) -> ReducedPass:
@@ -197,13 +203,13 @@ class GradientReducer:
         is_mine = self._pass is not None and self._pass.task is task
         if self._pass is not None and is_mine:
             self._pass.cancel()
-            self._pass = None
+            self._pass = self.group.operations.reducing = None
         if is_mine or (self.is_enabled and task.plan.accumulate and any(leaf.extra.reducer is self and task.will_run(leaf) for leaf in self.leaves)):
             self.group.abandon("the backward pass", error)
 
     def pass_ended(self) -> None:
         """The pass is committed."""
-        self._pass = None
+        self._pass = self.group.operations.reducing = None
         self.has_unreduced = False
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
 from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, reduced, shard
 from tests.distributed.groups import everywhere, groups
 
@@ -239,3 +239,17 @@ async def test_passes_of_two_models_in_one_order() -> None:
             return [gradients(each) for each in pair]
 
         assert await everywhere(joined, train) == [expected] * 2
+
+
+async def test_passes_of_two_models_at_once_are_refused() -> None:
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def train(group: dist.Group) -> None:
+            pair = [dist.DistributedDataParallel(net(), group) for _ in range(2)]
+            for each in pair:
+                await each.synchronize()
+            found = await asyncio.gather(*(loss_of(each, group.rank).backward() for each in pair), return_exceptions=True)
+            assert any(isinstance(each, GraphError) and "passes of two models" in str(each) for each in found), found
+            assert [gradients(model) for model in pair] == [[None] * 4] * 2
+
+        assert await everywhere(joined, train) == [None, None]
