@@ -384,8 +384,10 @@ class Optimizer:
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
             raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
         saved, states = state_dict["param_groups"], state_dict["state"]
-        if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) and "params" in group for group in saved):
-            raise ArgumentError(f"{what}: expected a list of dicts with 'params' as 'param_groups', as state_dict() returns it")
+        if not isinstance(saved, (list, tuple)) or not all(
+            isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in saved
+        ):
+            raise ArgumentError(f"{what}: expected a list of dicts with lists of 'params' as 'param_groups', as state_dict() returns it")
         if not isinstance(states, Mapping) or not all(isinstance(values, Mapping) for values in states.values()):
             raise ArgumentError(f"{what}: expected a dict of dicts by number of a parameter as 'state', as state_dict() returns it")
         sizes, found = [len(group["params"]) for group in self.param_groups], [len(group["params"]) for group in saved]

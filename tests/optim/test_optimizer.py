@@ -384,6 +384,12 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
         {"state": {**state, 0: {**state[0], "step": "x"}}, "param_groups": [group]},
         {"state": "x", "param_groups": [group]},
         {"state": state, "param_groups": ["x"]},
+        {"state": state, "param_groups": [{name: value for name, value in group.items() if name != "params"}]},
+        {"state": state, "param_groups": [{**group, "params": 3}]},
+        {"state": state, "param_groups": [3]},
+        {"state": state, "param_groups": None},
+        {"state": [state], "param_groups": [group]},
+        {"state": {**state, 0: 3}, "param_groups": [group]},
     ):
         assert_raises(ArgumentError, None, optimizer.load_state_dict, wrong)
     after = optimizer.state_dict()

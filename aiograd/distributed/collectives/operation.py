@@ -50,6 +50,8 @@ class Operation(NamedTuple):
     root: int = 0
     #: of the arrays, where all ranks have the same; empty where they need not know them
     specs: tuple[ArraySpec, ...] = ()
+    #: of the gradients of a model: the number of models of the group that were made before it; 0 of all other operations
+    label: int = 0
 
     def __str__(self) -> str:
         arguments = [f"op={self.reduction!r}"] if self.reduction else []
@@ -63,14 +65,14 @@ class Operation(NamedTuple):
     def mismatch(self, other: Operation) -> bool:
         """True if a rank that carries out `other` cannot do so together with one that carries out this."""
         if self.kind is OperationKind.ALL_GATHER or (self.kind is OperationKind.BROADCAST and not (self.specs and other.specs)):
-            return self[:3] != other[:3]  # shapes may differ, or only the root knows them
+            return self[:3] != other[:3] or self.label != other.label  # shapes may differ, or only the root knows them
         return self != other
 
     @lru_cache(maxsize=256)  # noqa: B019 (an operation is a value, and training carries out the same ones in each step)
     def to_wire(self) -> bytes:
         """The operation as bytes, the same for equal ones: so most that come need not be read, see `RunningOperations`."""
         specs = [ArrayForm([*shape], dtype) for shape, dtype in self.specs]
-        return to_json(OperationForm(self.kind.value, self.reduction, self.root, specs))
+        return to_json(OperationForm(self.kind.value, self.reduction, self.root, specs, self.label or None))
 
     @classmethod
     def parse(cls, wire: bytes) -> Operation:
@@ -80,7 +82,8 @@ class Operation(NamedTuple):
             ProtocolError: it is none.
         """
         form = from_json(OperationForm, wire)
-        return cls(OperationKind(form.kind), form.reduction, form.root, tuple((tuple(each.shape), each.dtype) for each in form.specs))
+        specs = tuple((tuple(each.shape), each.dtype) for each in form.specs)
+        return cls(OperationKind(form.kind), form.reduction, form.root, specs, form.label or 0)
 
 
 def _is_dtype(text: str) -> bool:
@@ -106,6 +109,8 @@ class OperationForm(WireMessage):
     reduction: Annotated[str, Bound(f"'' or one of {', '.join(REDUCTIONS)}", {"", *REDUCTIONS}.__contains__)]
     root: Count
     specs: list[ArrayForm]
+    #: left out where it is 0, so members of a release that has no labels understand all other operations
+    label: Count | None = None
 
 
 def specs_of(arrays: Sequence[Array]) -> tuple[ArraySpec, ...]:

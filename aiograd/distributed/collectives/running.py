@@ -13,6 +13,7 @@ Note [One request for two messages]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
@@ -110,6 +111,7 @@ class RunningOperations:
     Attributes:
         next: the number of the next operation.
         running: the operations that are under way, by number.
+        labels: how many labels have been given out, see `new_label`.
         here: this rank, for messages.
     """
 
@@ -120,12 +122,35 @@ class RunningOperations:
         #: numbers of operations that have not begun
         self._unstarted: set[int] = set()
         self.running: dict[int, RunningOperation] = {}
+        self.labels: int = 0
+        #: the reducer with a pass under way, whose commit no other pass may meet
+        self.reducing: Any = None
+        #: the label of the operations that begin
+        self._label = 0
         #: set and replaced whenever an operation begins, or the group is over
         self._changed = asyncio.Event()
         self.here: str = f"{group.names[group.rank]} (rank {group.rank})"
 
     def __str__(self) -> str:
         return ", ".join(str(running.exchange.operation) for running in self.running.values())
+
+    def new_label(self) -> int:
+        """A label for the operations of one model: the number of labels before it, the same on all members that make their models in one order."""
+        self.labels += 1
+        return self.labels - 1
+
+    @contextlib.contextmanager
+    def labelled(self, label: int) -> Iterator[None]:
+        """A block without awaits: operations that begin in it belong together only with operations of the same label on other members.
+
+        Args:
+            label: see `new_label`.
+        """
+        before, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = before
 
     def begin(self, operation: Operation, data: list[Any], timeout: float | None, single: bool = False) -> Coroutine[Any, Any, Any]:
         """Begin an operation. See Note [Begun when called].
@@ -141,6 +166,7 @@ class RunningOperations:
         """
         seconds = self._group.core.time_for(timeout)
         number = self.next
+        operation = operation._replace(label=self._label) if self._label else operation
         if self._group.fault(number) is None:
             self.next += 1
             self._unstarted.add(number)
@@ -252,7 +278,7 @@ class RunningOperations:
             error = CollectiveError(
                 f"group {self._group.name!r}: operation {running.number} is {other} on {self._names[rank]} (rank {rank}) and {mine} on "
                 f"{self.here}; every member has to call the same operations in the same order, with the same shapes "
-                "and dtypes"
+                f"and dtypes{_other_model(mine, other)}"
             )
             self._group.fail(error)
             raise error
@@ -332,6 +358,16 @@ class RunningOperations:
     def _describe_missing(self, running: RunningOperation) -> str:
         missing = [f"{self._names[rank]} (rank {rank})" for rank in running.exchange.awaited]
         return f"nothing more has come from {', '.join(missing)}" if missing else "not every member has taken what was sent to it"
+
+
+def _other_model(mine: Operation, other: Operation) -> str:
+    """The end of the text of a mismatch, where operations of two models have met."""
+    if mine.label == other.label:
+        return ""
+    return (
+        f". They belong to model {other.label} there and to model {mine.label} here (DistributedDataParallels of the group, counted from 0 in the "
+        "order in which they were made): make models, and begin passes, in the same order on every member, or give each model a group of its own"
+    )
 
 
 def _content(running: RunningOperation, message: Message) -> PieceContent:

@@ -172,7 +172,7 @@ class DistributedDataParallel:
             raise
 
     async def _receive_values(self) -> None:
-        group, timeout = self.group, self._timeout
+        group, timeout = self._reducer.group, self._timeout
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         lines = [f"compress={self._reducer.compress}", *(f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items())]
         outline = "\n".join([*lines, *_outline_of_data(self.data)])
@@ -200,7 +200,7 @@ class DistributedDataParallel:
 
         await group.commit(write, timeout=timeout)
 
-    async def _moved_to(self, group: Group, data: Any) -> Callable[[], None]:
+    async def _moved_to(self, group: Any, data: Any) -> Callable[[], None]:
         """Learn the place of rank 0 in the data; returns a function that moves this member there."""
         try:
             place = json.dumps(data.state_dict())

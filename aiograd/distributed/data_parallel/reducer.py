@@ -53,6 +53,36 @@ class Replacing(Staged):
         self.total = self.grad if self.base is self.seen or self.base is None else self.total - self.seen
 
 
+class LabelledGroup:
+    """A group in the use of one reducer: its operations meet only those of the same reducer on other members.
+
+    Args:
+        group: a `Group`.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._label = group.operations.new_label()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def all_reduce(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_reduce`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.all_reduce(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def all_gather(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_gather`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.all_gather(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Group.broadcast`."""
+        with self._group.operations.labelled(self._label):
+            return self._group.broadcast(*args, **kwargs)  # type: ignore[no-any-return]
+
+
 class GradientReducer:
     """Combines the gradients of a module's parameters with the gradients of the same parameters on other workers, in every backward pass.
 
@@ -91,7 +121,7 @@ class GradientReducer:
         compress: Compressor | None = None,
         commit: Callable[[Callable[[], None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        self.group = group
+        self.group: Any = group
         self.op = op
         self.timeout = timeout
         self.buffers = buffers
@@ -109,6 +139,7 @@ class GradientReducer:
         #: True if leaves may have gradients that were not reduced
         self.has_unreduced = False
         self._pass: _PassEnd | None = None
+        self.group = LabelledGroup(group)
 
     def attach(self) -> None:
         """Reduce the gradients of all passes from now on. Takes the place of another reducer that the parameters may have."""
@@ -147,8 +178,14 @@ class GradientReducer:
             raise GraphError("a pass of a distributed context reaches parameters whose gradients are combined over a group; turn the combining off")
         if task.guards:
             raise GraphError("one pass reaches the parameters of two modules whose gradients are combined; put both into one module")
+        if self.group.operations.reducing is not None:
+            raise GraphError(
+                f"passes of two models run at once in group {self.group.name!r}, which commits one at a time: await one before the next is begun, or "
+                "give each model a group of its own"
+            )
         begun = _PassEnd(self, task)
         task.join(begun)
+        self.group.operations.reducing = self
         return begun
 
     def reduced_pass(self, marks: Sequence[bool]) -> ReducedPass:
@@ -166,13 +203,13 @@ class GradientReducer:
         is_mine = self._pass is not None and self._pass.task is task
         if self._pass is not None and is_mine:
             self._pass.cancel()
-            self._pass = None
+            self._pass = self.group.operations.reducing = None
         if is_mine or (self.is_enabled and task.plan.accumulate and any(leaf.extra.reducer is self and task.will_run(leaf) for leaf in self.leaves)):
             self.group.abandon("the backward pass", error)
 
     def pass_ended(self) -> None:
         """The pass is committed."""
-        self._pass = None
+        self._pass = self.group.operations.reducing = None
         self.has_unreduced = False
 
 

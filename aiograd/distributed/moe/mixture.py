@@ -217,11 +217,11 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         chosen = self.grid.beam_search([part.detach().numpy() for part in logits], 1, self.beam)
         _, outputs = await self._ask(chosen, x, more)
         rows = np.arange(x.shape[0])
-        columns = [np.array([places[0][d] if places else 0 for places in chosen]) for d in range(len(logits))]
+        columns = [np.array([places[0][d] if places else 0 for places in chosen], np.intp) for d in range(len(logits))]
         weight = probabilities[0][rows, columns[0]]
         for part, column in zip(probabilities[1:], columns[1:], strict=True):
             weight = weight * part[rows, column]
-        answer = outputs[:, 0]
+        answer = outputs[:, 0] if outputs.shape[1] else af.reshape(outputs, (0, *outputs.shape[2:]))  # of a batch without rows
         if answer.shape != x.shape:
             raise ShapeError(f"{type(self).__name__}: experts answered with shape {list(answer.shape[1:])}; the residual needs {list(x.shape[1:])}")
         output = x + af.reshape(weight, (-1, *(1,) * (x.ndim - 1))) * answer
@@ -237,9 +237,10 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         for d, (part, column) in enumerate(zip(probabilities, columns, strict=True)):
             size = part.shape[1]
             share = np.bincount(column, minlength=size) / max(len(column), 1)
-            if self.training and is_grad_enabled():
+            if len(column) and self.training and is_grad_enabled():
                 self.utilization[d] = self.alpha * self.utilization[d] + (1 - self.alpha) * share
-            term = af.sum(af.mean(part, axis=0) * make(self.utilization[d].astype(part.dtype))) * float(size)
+            mean = af.mean(part, axis=0) if len(column) else af.sum(part, axis=0)  # which is zeros
+            term = af.sum(mean * make(self.utilization[d].astype(part.dtype))) * float(size)
             loss = term if loss is None else loss + term
         return loss
 

@@ -286,6 +286,9 @@ class Pipeline(PipelineReplicas):
         stage and microbatch and the same under every schedule, and when a step that failed is taken again; see `StepRandom`. Cancelling stops every
         rank. Steps of one pipeline run one after the other.
 
+        After a step that failed or was cancelled, a worker that could not be told of it has the step's buffers until it is told:
+        ``await pipe.settle()`` comes before states are read.
+
         Args:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
                 theirs, if the first stage is in this process.

@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
 from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, reduced, shard
 from tests.distributed.groups import everywhere, groups
 
@@ -203,3 +203,53 @@ async def test_the_others_go_on_in_a_new_group() -> None:
         found = await everywhere(joined, member)
         assert found == [expected, None, expected], found
         assert opened
+
+
+@pytest.mark.parametrize("compress", [None, dist.Blockwise(8)], ids=repr)
+async def test_passes_of_two_models_in_another_order_on_one_member_are_an_error_everywhere(compress: Any) -> None:
+    """Both models have the same shapes, so only their labels tell them apart."""
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def train(group: dist.Group) -> str:
+            pair = [dist.DistributedDataParallel(net(seed), group, compress=compress) for seed in (0, 1)]
+            for each in pair:
+                await each.synchronize()
+            for each in pair[:: 1 - 2 * group.rank]:
+                try:
+                    await loss_of(each, group.rank).backward()
+                except CollectiveError as error:
+                    assert [gradients(model) for model in pair] == [[None] * 4] * 2
+                    return str(error)
+            return "no error"
+
+        for text in await everywhere(joined, train):
+            assert "model 0" in text and "model 1" in text, text
+
+
+async def test_passes_of_two_models_in_one_order() -> None:
+    expected = [await mean_gradients(2), await mean_gradients(2)]
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def train(group: dist.Group) -> list[Any]:
+            pair = [dist.DistributedDataParallel(net(), group) for _ in range(2)]
+            for each in pair:
+                await each.synchronize()
+            for each in pair:
+                await loss_of(each, group.rank).backward()
+            return [gradients(each) for each in pair]
+
+        assert await everywhere(joined, train) == [expected] * 2
+
+
+async def test_passes_of_two_models_at_once_are_refused() -> None:
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def train(group: dist.Group) -> None:
+            pair = [dist.DistributedDataParallel(net(), group) for _ in range(2)]
+            for each in pair:
+                await each.synchronize()
+            found = await asyncio.gather(*(loss_of(each, group.rank).backward() for each in pair), return_exceptions=True)
+            assert any(isinstance(each, GraphError) and "passes of two models" in str(each) for each in found), found
+            assert [gradients(model) for model in pair] == [[None] * 4] * 2
+
+        assert await everywhere(joined, train) == [None, None]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.distributed.moe import call_many
-from aiograd.errors import ArgumentError, DeadlineError, ExpertLostError
+from aiograd.distributed.moe import RemoteSwitchMixtureOfExperts, call_many
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, ExpertLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.support import cancel, custom_function
@@ -418,3 +418,25 @@ async def test_an_expert_that_does_not_stop_holds_nobody_up_for_long(virtual_clo
     with pytest.raises(asyncio.CancelledError):  # though the call was about to return
         await task
     await asyncio.sleep(30)
+
+
+@pytest.mark.parametrize("name", ["timeout_after_k_min", "forward_timeout", "backward_timeout"])
+@pytest.mark.parametrize(("value", "error"), [(float("nan"), ArgumentError), (-1, ArgumentError), ("1", ArgumentTypeError)])
+async def test_timeouts_are_numbers_from_0(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=name):
+        await call_many([[ag.nn.ReLU()]], ag.ones(1, 2), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["k_min", "backward_k_min", "max_rows"])
+async def test_numbers_of_answers_and_rows_are_ints(name: str) -> None:
+    options: dict[str, Any] = {name: 1.5}
+    with pytest.raises(ArgumentTypeError, match=name):
+        await call_many([[ag.nn.ReLU()]], ag.ones(1, 2), **options)
+
+
+async def test_a_switch_takes_a_batch_without_rows() -> None:
+    mixture = RemoteSwitchMixtureOfExperts(4, (2,), {"e.0": ag.nn.ReLU()}, prefix="e.")
+    output, loss = await mixture(ag.ones(0, 4))
+    assert output.shape == (0, 4) and loss.item() == 0
+    assert mixture.utilization[0].tolist() == [0.5, 0.5]
+    await (output.sum() + loss).backward()

@@ -31,7 +31,7 @@ import numpy as np
 
 from aiograd.distributed.moe.runtime.gathering import ExpertAnswer, Gathering, Loss, Rules
 from aiograd.distributed.moe.runtime.requests import Request, requests_for
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.functional.function import Function, once_differentiable
 from aiograd.functional.isolation import IsolatedContext, run_isolated_forward
 from aiograd.graph.current import CURRENT
@@ -106,6 +106,9 @@ async def call_many(
     """
     inputs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     _check_arguments(experts, inputs, k_min, backward_k_min, on_expert_loss, max_rows)
+    seconds = {"timeout_after_k_min": timeout_after_k_min, "forward_timeout": forward_timeout, "backward_timeout": backward_timeout}
+    for name, value in seconds.items():
+        _check_seconds(name, value)
     if detect_anomalies:
         for i, tensor in enumerate(inputs):
             if not _is_finite(tensor.detach().numpy()):
@@ -274,11 +277,23 @@ def _finite_gradients(run: IsolatedContext, captured: Sequence[Any], rows: int) 
     return finite
 
 
+def _check_seconds(name: str, seconds: Any) -> None:
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float, np.integer, np.floating)):
+        raise ArgumentTypeError(f"call_many({name}={seconds!r}): expected a number of seconds, or None for no limit")
+    if not seconds >= 0:  # NaN as well
+        raise ArgumentError(f"call_many({name}={seconds!r}): expected at least 0 seconds, or None for no limit")
+
+
 def _check_arguments(
     experts: Sequence[Sequence[Any]], inputs: tuple[Any, ...], k_min: int, backward_k_min: int, on_loss: str, max_rows: int
 ) -> None:
     if on_loss not in LOSSES:
         raise ArgumentError(f"call_many(on_expert_loss={on_loss!r}): expected 'raise' or 'drop'")
+    for name, number in {"k_min": k_min, "backward_k_min": backward_k_min, "max_rows": max_rows}.items():
+        if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+            raise ArgumentTypeError(f"call_many({name}={number!r}): expected an int")
     if k_min < 0 or backward_k_min < 0:
         raise ArgumentError(f"call_many(k_min={k_min}, backward_k_min={backward_k_min}): expected at least 0")
     if max_rows < 1:
