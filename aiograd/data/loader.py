@@ -103,7 +103,7 @@ class DataLoader:
             raise ArgumentTypeError(f"DataLoader(collate={collate!r}): expected a function of a list of examples, or None")
         if batch_sampler is not None and not isinstance(batch_sampler, Iterable):
             raise ArgumentTypeError(f"DataLoader(batch_sampler={batch_sampler!r}): expected an iterable of lists of indices, or None")
-        self.source = source
+        self.source: Any = source
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.generator = generator
