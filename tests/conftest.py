@@ -8,6 +8,10 @@ Note [Collected tests are frozen]
     collected, and none is looked at before. Garbage of a test is found as before. Tests of the collector's settings thaw them (`thawed`), in a
     process of their own. `aiograd.run` counts what is frozen, which takes a tenth of a second here: tests that call it often pass
     ``tune_gc=False``.
+
+Note [Assertions of helpers]
+    An optimized Python leaves assertions out, but for those that pytest rewrites: of modules whose names begin with ``test_``, and of all others of
+    this folder too, before the first of them is imported.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 import pytest
 from hypothesis import HealthCheck, settings
 
-from aiograd.graph.node import Node
-from tests import sweeps
-from tests.loops import LOOPS
-from tests.support import reference_counts_only
-from tests.watchdog import Watchdog
+pytest.register_assert_rewrite(*[f"tests.{name.partition('.')[0]}" for name in os.listdir(os.path.dirname(__file__)) if name != "conftest.py"])
+
+from aiograd.graph.node import Node  # noqa: E402
+from tests import sweeps  # noqa: E402
+from tests.loops import LOOPS  # noqa: E402
+from tests.support import reference_counts_only  # noqa: E402
+from tests.watchdog import Watchdog  # noqa: E402
 
 #: a third, and the least number, as they are rounded to the nearest
 ROUNDED = float.fromhex("0x1.5555555555555p-2"), -float.fromhex("0x1.5555555555555p-2"), float.fromhex("0x1p-1074")

@@ -206,7 +206,7 @@ def _over(y: Array, x: Array, turn: float) -> Array:
 
 def _i1e_vjp(g: Array, x: Array, out: Array) -> Array:
     size = np.absolute(x)
-    shrink = np.exp(-where(size < 0.25, size, 0))  # the series is that of I1 without its factor
+    shrink = np.exp(-where(size < 0.25, size, 0))  # the series gives I1(x) / x, without the factor of the scaled function
     return g * (i0e(x) - _over(out, x, 1.0) * shrink - np.sign(x) * out)
 
 

@@ -156,7 +156,7 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
     with np.errstate(over="ignore", under="ignore"):
         first, second = np.where(some, x1, 1), np.where(some, x2, 1)
         ratio = first / second
-        away = (ratio < np.finfo(ratio.dtype).tiny) | np.isinf(ratio)  # the logarithm of such a ratio is that of a rounded number
+        away = (ratio < np.finfo(ratio.dtype).tiny) | np.isinf(ratio)  # the ratio was rounded to 0 or infinity, or lost digits
         value = np.where(some, x1, 0) * np.where(away, np.log(first) - np.log(second), np.log(np.where(away, 1, ratio)))
     return np.where(some | (np.equal(x1, 0) & np.greater_equal(x2, 0)) | np.isnan(x1 + x2), np.where(np.isnan(x1 + x2), x1 + x2, value), np.inf)
 

@@ -317,7 +317,7 @@ class TaskPool:
         max_batch_size, min_batch_size: rows per batch.
 
     Raises:
-        ArgumentError: sizes that cannot be.
+        ArgumentError, ArgumentTypeError: sizes that cannot be.
 
     >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
     >>> await asyncio.gather(pool.submit(ag.ones(1)), pool.submit(ag.zeros(1)))

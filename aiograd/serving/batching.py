@@ -27,7 +27,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from aiograd.array_functions import public as af
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.devices import device_name_of
 
 
@@ -108,6 +108,8 @@ class BatchQueue:
     """Waiting tasks, and the batches that they make: see Note [Batches]. No operation on a task goes through the others."""
 
     def __init__(self, max_batch: int, *, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0) -> None:
+        if type(min_batch) is not int or type(max_batch) is not int:
+            raise ArgumentTypeError(f"max_batch={max_batch!r}, min_batch={min_batch!r}: expected ints")
         if not 1 <= min_batch <= max_batch:
             raise ArgumentError(f"max_batch={max_batch}, min_batch={min_batch}: expected 1 <= min <= max")
         if max_rows is not None and max_rows < 1:

@@ -76,7 +76,7 @@ class RowsLevel(Level):
         given, statics = split_arguments(op, args, kwargs)
         arrays = [self.own(x) for x in given]
         if op.name == "to_device":
-            return arrays[0]  # it stays in the level, whatever device it is for
+            return arrays[0]  # it stays in the level, for every device
         settings = tuple(sorted((name, _frozen(x)) for name, x in statics.items()))
         self.note(op.name, arrays, tuple(None if x is None else _frozen(x) for x in _indices(op, arrays)), settings)
         stops = not (self.ended or current_mode().tangents)

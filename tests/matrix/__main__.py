@@ -20,9 +20,6 @@ from tests.matrix.environments import OUT, ROOT, LeftOutError
 from tests.matrix.rows import ROWS, SAMPLE, SAMPLE_TESTS, TESTS, Result, Row, described, table
 from tests.releases import builds
 
-#: pytest says at its start that an optimized Python ignores assertions outside of tests
-KNOWN = ("-W", "ignore:assertions not in test modules or plugins:pytest.PytestConfigWarning")
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
@@ -69,7 +66,7 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
         versions = described(environments.versions(python, row.environment))
     except LeftOutError as error:
         return Result(row.name, "", "", left_out=str(error))
-    words = ["-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *KNOWN, "-m", "not sweep"]
+    words = ["-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-m", "not sweep"]
     folder, reason = row.ignored
     words += [*([f"--ignore={folder}"] if folder else []), "-n", str(jobs), "--dist", "worksteal", *tests]
     variables = " ".join(f"{name}={value}" for name, value in row.variables.items())

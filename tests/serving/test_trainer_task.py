@@ -312,41 +312,39 @@ async def test_a_rollback_to_a_version_that_only_a_shadow_keeps_wins_over_a_publ
         assert server.current.number == 1 and trainer.failures == 0 and server.model.first.item() == 0.0
 
 
-async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def roll_back_while_written(trainer: serving.Trainer, number: int | None) -> None:
+    """Take a step; while its version is written to the log, go back to an earlier one."""
+    slow, begun, go = held_up(serving.VersionLog.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving.VersionLog, "append", slow)
+        running = asyncio.ensure_future(trainer.step())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        trainer.server.rollback(number)
+        go.set()
+        await running
+
+
+async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path) -> None:
     async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": tmp_path}) as trainer:
         server = trainer.server
         server.model.set(5.0)
         await server.publish()
-        slow, begun, go = held_up(serving.VersionLog.append)
-        monkeypatch.setattr(serving.VersionLog, "append", slow)
-        running = asyncio.ensure_future(trainer.step())
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        server.rollback()
-        go.set()
-        await running
+        await roll_back_while_written(trainer, None)
         assert server.current.number == 1 and server.model.first.item() == 0.0
         assert [version.number for version in server.versions] == [1, 2, 3]
     log = serving.VersionLog(tmp_path)
     assert log.promoted == 1 and log.numbers() == [1, 2, 3]
 
 
-async def test_a_version_whose_file_a_publication_deletes_is_in_the_log_when_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_whose_file_a_publication_deletes_is_in_the_log_when_it_serves(tmp_path: Path) -> None:
     """By a rollback while that publication is written, and later, where the log keeps fewer versions than the server."""
     async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": serving.VersionLog(tmp_path, keep=2), "keep": 5}) as trainer:
         server = trainer.server
         for value in (5.0, 6.0):
             server.model.set(value)
             await server.publish()
-        slow, begun, go = held_up(serving.VersionLog.append)
-        monkeypatch.setattr(serving.VersionLog, "append", slow)
-        running = asyncio.ensure_future(trainer.step())
-        while not begun.is_set():
-            await asyncio.sleep(0.001)
-        server.rollback(1)
-        go.set()
-        await running
-        monkeypatch.undo()
+        await roll_back_while_written(trainer, 1)
         while server._log_task is not None and not server._log_task.done():
             await asyncio.sleep(0.001)
         log = serving.VersionLog(tmp_path)

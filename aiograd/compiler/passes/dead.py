@@ -9,7 +9,7 @@ from aiograd.running.trees import leaves_of
 
 
 def without_dead_code(code: ArrayCode) -> ArrayCode:
-    """The code without pure calls with results that are neither read nor returned; those that may raise an error are kept."""
+    """The code without pure calls with results that are neither read nor returned; calls that may raise an error are kept."""
     read = set(leaves_of(code.results, Ref))
     kept: list[Call] = []
     for call in reversed(code.calls):

@@ -214,7 +214,7 @@ def settings_of(function: Any) -> Any:
 
 
 def imported(reads: Reads, name: str, package: str | None, where: Any) -> None:
-    """Note that a module, and those that it is a part of, are imported: they have to be the same ones."""
+    """Note that a module is imported, with the packages around it: a run needs the same ones."""
     try:
         parts = importlib.util.resolve_name(name, package).split(".")
     except ImportError:  # raised by the import

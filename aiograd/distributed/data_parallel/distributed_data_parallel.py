@@ -54,7 +54,8 @@ class DistributedDataParallel:
     Every member runs the same program: the same passes in the same order, one at a time. A gradient is ``((rank 0 + rank 1) + ...) / size`` with the
     same bits on every member and for any timing. A parameter that the pass of some members does not reach counts as zeros there; one that no pass
     reaches keeps its ``grad``. Either the pass returns on all members, or it raises on all, no ``grad`` has changed anywhere, and the group is over;
-    ``DistributedDataParallel(module, await group.without(name))`` goes on with the others.
+    ``DistributedDataParallel(module, await group.without(name))`` goes on with the others. Several models may share a group, if every member makes
+    them in the same order and takes their passes in the same order, one after the other; other orders raise on all members.
 
     With ``compress`` gradients travel as payloads of a fraction of their size. Each member keeps by parameter the values that its payloads have
     left out (*residuals*), and adds them to the next gradient; a pass that fails leaves them as they were, too. The mean of the decoded gradients is

@@ -6,6 +6,7 @@ transformers, 2021.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,12 @@ from aiograd.array_functions import public as af
 from aiograd.distributed.moe.gating import Grid, combine_experts, expert_scores, split_scores
 from aiograd.distributed.moe.runtime.call_many import CallManyResult, call_many
 from aiograd.distributed.moe.uid import check_prefix, parse_uid
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.modes import is_grad_enabled
 from aiograd.tensors.core import make
+
+#: options of `call_many` by name
+_OPTIONS = frozenset(name for name, each in inspect.signature(call_many).parameters.items() if each.kind is each.KEYWORD_ONLY)
 
 
 class RemoteMixtureOfExperts:
@@ -41,7 +45,7 @@ class RemoteMixtureOfExperts:
         options: of `call_many`.
 
     Raises:
-        ArgumentError: sizes, uids or options that cannot be.
+        ArgumentError, ArgumentTypeError: sizes, experts, uids or options that cannot be.
 
     >>> experts = await dist.moe.find_experts(driver, ["left"])
     >>> mixture = dist.moe.RemoteMixtureOfExperts(2, (2,), experts, prefix="ffn.", k_best=1)
@@ -67,6 +71,14 @@ class RemoteMixtureOfExperts:
         seed: int = 0,
         **options: Any,
     ) -> None:
+        for name, number in {"in_features": in_features, "k_best": k_best}.items():
+            if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+                raise ArgumentTypeError(f"{type(self).__name__}({name}={number!r}): expected an int")
+        if not isinstance(experts, Mapping) or not all(isinstance(uid, str) for uid in experts):
+            raise ArgumentTypeError(f"{type(self).__name__}: expected experts by uid, as find_experts() gives them, found {type(experts).__name__}")
+        if unknown := options.keys() - _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise ArgumentError(f"{type(self).__name__}: unknown options {', '.join(sorted(unknown))}; expected some of {known}")
         if k_best < 1 or in_features < 1:
             raise ArgumentError(f"{type(self).__name__}(in_features={in_features}, k_best={k_best}): expected at least 1")
         check_prefix(prefix)
@@ -117,8 +129,10 @@ class RemoteMixtureOfExperts:
             state: Tensors or arrays by name.
 
         Raises:
-            ShapeError: of another gate.
+            ArgumentError: without one of the names, or no dict. ShapeError: of another gate.
         """
+        if not isinstance(state, Mapping) or not {"weight", "bias"} <= state.keys():
+            raise ArgumentError(f"{type(self).__name__}.load_state_dict: expected a dict with 'weight' and 'bias', as state_dict() returns it")
         for name, parameter in self.named_parameters():
             if tuple(state[name].shape) != parameter.shape:
                 found = list(state[name].shape)

@@ -12,11 +12,12 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed import moe
-from aiograd.errors import ArgumentError, DistributedError, ExpertLostError, NotExposedError, RemoteError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, ExpertLostError, NotExposedError, RemoteError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import echo
+from tests.support import assert_raises
 from tests.tolerance import assert_close, tolerance
 
 
@@ -446,5 +447,13 @@ async def test_mixtures_that_cannot_be() -> None:
     mixture = moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert}, prefix="ffn.", k_best=1)
     with pytest.raises(ArgumentError, match=r"expected \(batch, \.\.\., 4\)"):
         await mixture(ag.zeros((2, 3)))
+    for state in ({}, None, {"weight": mixture.weight}):
+        assert_raises(ArgumentError, "expected a dict with 'weight' and 'bias'", mixture.load_state_dict, state)
+    made = {"in_features": 4, "grid_size": (2,), "experts": {"ffn.0": expert}, "prefix": "ffn.", "k_best": 1}
+    for wrong, text in (({"k_best": "a"}, "k_best"), ({"experts": None}, "by uid"), ({"experts": {0: expert}}, "by uid")):
+        assert_raises(ArgumentTypeError, text, moe.RemoteMixtureOfExperts, **{**made, **wrong})
+    assert_raises(ArgumentError, "unknown options foo; expected some of .*k_min", moe.RemoteMixtureOfExperts, **made, foo=2)
+    for sizes in (("x",), (None,), (2.5,), (4, 1.0)):
+        assert_raises(ArgumentTypeError, "expected ints", moe.TaskPool, echo, *sizes)
     with pytest.raises(ArgumentError, match="no experts"):
         moe.serve_experts(dist.Service(), {})
