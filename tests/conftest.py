@@ -11,7 +11,7 @@ Note [Collected tests are frozen]
 
 Note [Assertions of helpers]
     An optimized Python leaves assertions out, but for those that pytest rewrites: of modules whose names begin with ``test_``, and of all others of
-    this folder too, before the first of them is imported.
+    this folder too, before the first of them is imported. Plugins of the command line (``-p tests.cpus.threads``) are imported before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest.register_assert_rewrite(*[f"tests.{name.partition('.')[0]}" for name in os.listdir(os.path.dirname(__file__)) if name != "conftest.py"])
+helpers = {f"tests.{name.partition('.')[0]}" for name in os.listdir(os.path.dirname(__file__)) if name != "conftest.py"}
+pytest.register_assert_rewrite(*(helpers - sys.modules.keys()))
 
 from aiograd.graph.node import Node  # noqa: E402
 from tests import sweeps  # noqa: E402

@@ -118,3 +118,10 @@ def test_a_run_ends_with_a_table(tmp_path: Path) -> None:
     row, failure = done.stdout.partition("\ncode path")[2].splitlines()[1:]
     assert row.startswith("numba-generic ") and row.split()[-4:-1] == ["generic", "1", "1"]
     assert failure.startswith("numba-generic: ") and "test_wrong" in failure
+
+
+@pytest.mark.parametrize("plugin", ["tests.cpus.threads", "tests.gpu.progress"])
+def test_pytest_takes_plugins_that_are_helpers_of_the_tests(plugin: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", "--collect-only", "tests/test_words.py"]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
