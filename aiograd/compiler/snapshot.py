@@ -127,8 +127,9 @@ class Snapshot:
         self._slots(tensor, ("_data", "_node", "_nr", "_vc", "_x"))
         extra = tensor._x
         if extra is not None:
-            self._slots(extra, ("grad", "retains", "view"))
-            yield extra.grad
+            self._slots(extra, ("_grad", "leaf", "retains", "view"))
+            yield extra._grad
+            yield extra.leaf
             if extra.view is not None:
                 yield extra.view.parent
         yield tensor._data

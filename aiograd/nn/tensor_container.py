@@ -124,7 +124,7 @@ def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> No
     grad = tensor.grad
     tensor._data = value._data
     counter_of(tensor)[0] += 1  # a graph that has saved the old values must not go on with the new ones
-    node = tensor._node
+    node = tensor._node if tensor._x is None or tensor._x.leaf is None else tensor._x.leaf
     if node is not None:
         # the node is kept, and with it the hooks on the leaf
         node.dtype, node.device = value.dtype, value.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from aiograd import errors
+
+logger = logging.getLogger("aiograd.serving")
 
 #: status of an error by the first of these classes that it is of
 _STATUS: dict[type[Exception], int] = {
@@ -79,6 +82,8 @@ def aiohttp_middleware() -> Any:
 def exception_handlers() -> dict[type[Exception], Callable[..., Any]]:
     """Handlers for ``FastAPI(exception_handlers=...)`` and ``Starlette(exception_handlers=...)``, by `http_error`.
 
+    An error with status 500 is logged, ``logging.getLogger("aiograd.serving")``, since the response does not have its text.
+
     Returns:
         A handler by the class of the error: `ServingError`, `DeadlineError` and `ArgumentError`.
 
@@ -93,6 +98,8 @@ def exception_handlers() -> dict[type[Exception], Callable[..., Any]]:
         from starlette.responses import JSONResponse
 
         found = http_error(error)
+        if found.status == 500:
+            logger.error("a request failed with status 500", exc_info=error)
         return JSONResponse(found.body, status_code=found.status, headers=found.headers)
 
     return dict.fromkeys((errors.ServingError, errors.DeadlineError, errors.ArgumentError), answer)

@@ -26,24 +26,11 @@ from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
-from aiograd.tensors.accumulated import seen_gradient
+from aiograd.tensors.accumulated import TensorExtra, new_leaf, seen_gradient, switched_off
 from aiograd.tensors.followed import follow, follows_writes, without_tangent
 from aiograd.tensors.followed import has_tangent as has_tangent
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize, size_of
-
-
-class TensorExtra:
-    """State that few Tensors have."""
-
-    __slots__ = ("grad", "retains", "view")
-
-    def __init__(self) -> None:
-        #: gradient of a non-leaf that retains it, or one set by hand on a tensor that requires none
-        self.grad: Any = None
-        #: the node with the hook that retains the gradient, None where it is not retained
-        self.retains: Node | None = None
-        self.view: View | None = None
 
 
 class View:
@@ -185,6 +172,8 @@ class TensorCore:
     def requires_grad_(self, value: bool = True) -> Self:
         """Switch `requires_grad` of a leaf on or off, in place; returns the tensor.
 
+        Its gradient and hooks stay. Graphs that were recorded while it was on still bring gradients to it.
+
         Raises:
             GraphError: switching it off on a tensor made by a recorded operation. ArgumentTypeError: the dtype is not floating point.
         """
@@ -194,17 +183,14 @@ class TensorCore:
                     raise ArgumentTypeError(
                         f"requires_grad_(): only tensors of floating point and complex dtype can require gradients, found {self.dtype}"
                     )
-                self._node, self._nr = AccumulateGrad(self._data.shape, self._data.dtype, self.device, self), 0
-                self._node.grad = None if self._x is None else self._x.grad
+                self._node, self._nr = new_leaf(self), 0
                 if (trace := current_mode().trace) is not None:
                     trace.makes_leaf(self)
         elif self._node is not None:
-            if not self._node.is_leaf:
+            if not isinstance(self._node, AccumulateGrad):
                 raise GraphError("you can only change requires_grad flags of leaf variables: this tensor was made by an operation. Use detach().")
-            grad = self.grad
-            self._node = None
-            if grad is not None:
-                extra_of(self).grad = grad
+            if (leaf := switched_off(self)) is not None:
+                extra_of(self).leaf = leaf
         return self
 
     def retain_grad(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.ops.op import Op
-from aiograd.tensors.core import SpecialView, TensorCore, TensorExtra, View, counter_of
+from aiograd.tensors.accumulated import TensorExtra
+from aiograd.tensors.core import SpecialView, TensorCore, View, counter_of
 
 _new = object.__new__
 
@@ -38,7 +39,7 @@ def make_view(op: Op, parent: TensorCore, outputs: Any, args: tuple[Any, ...], k
             view = _new(View)
             view.parent, view.op, view.args, view.kwargs, view.version = parent, op, args, kwargs, counter[0]
         output._x = extra = _new(TensorExtra)
-        extra.grad = extra.retains = None
+        extra._grad = extra.leaf = extra.retains = None
         extra.view = view
 
 

@@ -63,7 +63,7 @@ async def test_aiohttp() -> None:
 
 
 @pytest.mark.net
-async def test_starlette() -> None:
+async def test_starlette(caplog: pytest.LogCaptureFixture) -> None:
     applications = pytest.importorskip("starlette.applications")
     routing = pytest.importorskip("starlette.routing")
 
@@ -84,7 +84,9 @@ async def test_starlette() -> None:
 
         query = f"row={row}".encode()
         scope = {"type": "http", "method": "GET", "path": "/", "query_string": query, "headers": [], "root_path": "", "http_version": "1.1"}
+        caplog.clear()
         await app(scope, receive, send)
+        assert [(each.name, each.exc_info and each.exc_info[1]) for each in caplog.records] == ([("aiograd.serving", error)] if status == 500 else [])
         assert sent[0]["status"] == status
         found = {name.decode().title(): value.decode() for name, value in sent[0]["headers"]}
         assert headers.items() <= found.items(), AiogradError

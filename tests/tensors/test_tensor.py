@@ -90,6 +90,37 @@ def test_requires_grad_is_switched_on_leaves_only() -> None:
             ag.tensor([1, 0], dtype=dtype).requires_grad_()
 
 
+async def test_a_frozen_leaf_keeps_its_gradient_its_hooks_and_its_place_in_graphs() -> None:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    seen: list[Any] = []
+    x.register_hook(seen.append)
+    before, later = (x * 3).sum(), (x * 5).sum()
+    x.requires_grad_(False)
+    assert x.grad is None and x.is_leaf and not (x * 2).requires_grad
+    await before.backward()
+    same(x.grad, [3.0, 3.0])
+    x.requires_grad_(True)
+    await later.backward()
+    await (x * 7).sum().backward()
+    same(x.grad, [15.0, 15.0])
+    assert len(seen) == 3
+    x.requires_grad_(False)
+    x.grad = None
+    assert x.requires_grad_(True).grad is None
+
+
+async def test_a_frozen_leaf_may_change_its_dtype() -> None:
+    module = ag.nn.Linear(2, 1)
+    await module(ag.ones(1, 2)).sum().backward()
+    module.weight.register_hook(lambda grad: grad * 10)
+    module.requires_grad_(False).to(ag.float64)
+    module.requires_grad_(True)
+    assert module.weight.grad.dtype == np.float64
+    await module(ag.ones(1, 2, dtype=ag.float64)).sum().backward()
+    same(module.weight.grad, [[11.0, 11.0]])
+
+
+
 def test_numpy_is_read_only_where_the_tensor_requires_grad() -> None:
     x = leaf([1.0, 2.0])
     array = x.numpy()

@@ -31,7 +31,7 @@ from aiograd.coordination.compression import Compressor
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.tensors import inplace
 from aiograd.tensors.core import make
 from aiograd.tensors.creation import asarray
@@ -61,7 +61,8 @@ class DistributedDataParallel:
     left out (*residuals*), and adds them to the next gradient; a pass that fails leaves them as they were, too. The mean of the decoded gradients is
     computed in float64, in the order of the ranks, and rounded once. `compression_state_dict` has the residuals, for a new group or a checkpoint.
 
-    It is called as the module itself, and `module` is the module. Make it after the module has been moved to its device.
+    It is called as the module itself, and `module` is the module. Make it after the module has been moved to its device. Parameters may be frozen
+    and switched on again; a call raises a `GraphError` if a parameter requires grad that did not when this object was made.
 
     Args:
         module: with at least one parameter that requires grad; of equal structure on every member.
@@ -136,9 +137,20 @@ class DistributedDataParallel:
     # ---------------------------------------------------------------- calling
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._check_parameters()
         if self._is_synchronized:
             return self.module(*args, **kwargs)
         return self._first_call(args, kwargs)
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters that passes would train on this member alone."""
+        known = self._reducer.index_of
+        for name, parameter in self.module.named_parameters() if self._reducer.is_attached else ():
+            if parameter.requires_grad and parameter._node not in known:
+                raise GraphError(
+                    f"DistributedDataParallel: parameter {name} was added, replaced or switched on after this object was made, so its gradient "
+                    "would not be averaged; on every member call detach() and make a new DistributedDataParallel(module, group)"
+                )
 
     async def _first_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         await self.synchronize()

@@ -154,6 +154,11 @@ class GradientReducer:
                 leaf.extra.reducer = None
         LEAF_REDUCERS.discard(self)
 
+    @property
+    def is_attached(self) -> bool:
+        """True if passes reduce gradients now."""
+        return any(leaf.extra.reducer is self for leaf in self.leaves)
+
     # ---------------------------------------------------------------- called by passes
 
     def take(self, task: GraphTask, leaf: AccumulateGrad, grad: Any) -> bool:

@@ -253,3 +253,41 @@ async def test_passes_of_two_models_at_once_are_refused() -> None:
             assert [gradients(model) for model in pair] == [[None] * 4] * 2
 
         assert await everywhere(joined, train) == [None, None]
+
+
+async def test_parameters_that_are_frozen_and_switched_on_again_are_still_averaged() -> None:
+    serial = net()
+    await reduced(serial, 2, 0)
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def train(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(net(group.rank), group)
+            ddp.module.requires_grad_(False)
+            frozen = await ddp(shard(group.rank))
+            assert not frozen.requires_grad
+            ddp.module.requires_grad_(True)
+            await (await ddp(shard(group.rank))).square().mean().backward()
+            return gradients(ddp.module)
+
+        assert await everywhere(joined, train) == [gradients(serial)] * 2
+
+
+@pytest.mark.parametrize("change", ["replaced", "added", "switched on"])
+async def test_a_parameter_that_no_exchange_knows_is_refused(change: str) -> None:
+    async with groups(*NAMES[:1]) as (_, (group,)):
+        module: Any = net(0)
+        first = next(iter(module.children()))
+        if change == "switched on":
+            first.weight.requires_grad_(False)
+        ddp = dist.DistributedDataParallel(module, group)
+        await ddp(shard(0))
+        if change == "replaced":
+            first.weight = ag.nn.Parameter(first.weight.detach() + 1)
+        elif change == "added":
+            module.scale = ag.nn.Parameter(ag.ones(1))
+        else:
+            first.weight.requires_grad_(True)
+        with pytest.raises(GraphError, match=r"scale was added|weight was added, replaced or switched on.*make a new Distrib"):
+            ddp(shard(0))
+        ddp.detach()
+        assert ddp(shard(0)).requires_grad
