@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
-
-if TYPE_CHECKING:
-    from aiograd.tensors.core import View
 
 
 class TensorExtra:
@@ -23,7 +20,8 @@ class TensorExtra:
         self.leaf: AccumulateGrad | None = None
         #: the node with the hook that retains the gradient, None where it is not retained
         self.retains: Node | None = None
-        self.view: View | None = None
+        #: the `aiograd.tensors.core.View` of a Tensor that is one, else None
+        self.view: Any = None
 
     @property
     def grad(self) -> Any:
