@@ -3,6 +3,8 @@
 Note [Memory]
     A `Ref` is made once and never changed, with one exception: a call with an `out` writes into the memory of an earlier one, which no later call
     reads. `Call.fresh` says that the results share no memory with the arguments; of others nothing is known, so they are taken to.
+    The text has names only, so Refs with different memory have different names: a second array under the name of a first would be written to in its
+    place.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.passes import PASSES, optimized
+from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.passes.common import with_common_calls_once
 from aiograd.compiler.passes.constants import with_constants
 from aiograd.compiler.passes.dead import without_dead_code
@@ -205,6 +206,28 @@ def test_operands_are_laid_out_alike() -> None:
     assert names(code) == ["copy", "negative"] and bits(run(code, x)) == bits(-x[:, 1:3])
     assert names(with_equal_layouts(traced(lambda x: -x[:, 1:], drawn(100, 100)))) == ["negative"]
     assert names(with_equal_layouts(traced(lambda x: -x[:, 1:], drawn(3, 3, dtype=np.complex64)))) == ["negative"]
+
+
+def test_copies_of_an_operand_across_an_effect_have_memory_each() -> None:
+    """The free memory of the first is written to while the second is in use; in an arena both are there from the beginning."""
+
+    def waiting(x: Any, y: Any, row: Any) -> Any:
+        return x > row, y > row, np.exp(y).T, x < row, np.exp(y) * 2.0
+
+    def together(x: Any, y: Any, row: Any) -> Any:
+        first, second = x * row, y * row
+        return np.add.reduce(second + first, axis=0)
+
+    x, y, bias = drawn(4, 3), drawn(4, 3), drawn(3)
+    for f in (waiting, together):
+        code = traced(f, x, y, bias)
+        code = with_equal_layouts(ArrayCode("f", code.parameters, (code.calls[0], effect(), *code.calls[1:]), code.results))
+        assert names(code).count("empty") == 2
+        code = with_memory_reused(code)
+        assert bits(run(code, x, y, bias)) == bits(f(x, y, bias)), f
+    code = with_arena(code)
+    arena = tuple([np.empty(ref.shape or (), ref.dtype) for ref in code.arena])
+    assert arena and bits(run(code, x, y, bias, arena)) == bits(together(x, y, bias))
 
 
 def test_memory_is_reused_where_nobody_reads_it_any_more() -> None:

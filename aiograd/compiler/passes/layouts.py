@@ -45,7 +45,7 @@ def with_equal_layouts(code: ArrayCode) -> ArrayCode:
 def _add_copy(calls: list[Call], ref: Ref, result: Ref, call: Call) -> Ref:
     dtype: Any = ref.dtype
     strides = np.empty(result.shape or (), dtype).strides
-    copy = Ref(f"{ref.name}_{'_'.join(map(str, result.shape or ()))}", result.shape, dtype, strides)
+    copy = Ref(f"{ref.name}_{result.name}", result.shape, dtype, strides)
     if ref.shape == result.shape:
         calls.append(Call(Form.METHOD, "copy", "copy", (ref,), (copy,), fresh=True, comment=call.comment))
         return copy
