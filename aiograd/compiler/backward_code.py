@@ -270,7 +270,7 @@ class BackwardWriter:
         if edge is not None and not self._is_summed[edge]:
             self._parts[edge].append(grad)
             return
-        name = target.name
+        name = target.name if edge is None else self._targets[edge]
         have: Any = self._sums.get(name)
         if have is None:
             self._sums[name] = self._dense(grad)

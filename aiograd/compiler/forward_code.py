@@ -253,7 +253,10 @@ def _stand_in(value: Value) -> np.ndarray[Any, Any]:
 
 
 def sources(program: Program) -> tuple[list[int], list[int]]:
-    """The edges of the program's node: for each the place of its target among inputs and then captured Tensors, and how often that is used."""
+    """The edges of the program's node: for each the place of its target among inputs and then captured Tensors, and how often that is used.
+
+    Each Tensor has one edge, also where it is captured as several values, so that the gradients of all its uses are one sum.
+    """
     counts: dict[int, int] = {}
     for _, _, place in uses(program):
         counts[place] = counts.get(place, 0) + 1
@@ -263,17 +266,19 @@ def sources(program: Program) -> tuple[list[int], list[int]]:
 def uses(program: Program) -> list[tuple[int, int, int]]:
     """Each use of an input or captured Tensor that needs a gradient: statement, argument, and the Tensor's place among inputs and captured Tensors.
 
-    In the order in which the eager pass would add up their gradients.
+    In the order in which the eager pass would add up their gradients. A Tensor that is captured again after a write to memory has its first place.
     """
     found: list[tuple[int, int, int]] = []
     inputs = len(program.inputs)
+    first: dict[int, int] = {}
+    captured = [first.setdefault(id(tensor), inputs + i) for i, tensor in enumerate(program.tensors)]
     for number in reversed(range(len(program.statements))):
         statement = program.statements[number]
         if statement.node is None:
             continue
         for i, value in enumerate(statement.arrays):
             if value is not None and value.kind is not ValueKind.COMPUTED and is_needed(statement, i):
-                found.append((number, i, value.index if value.kind is ValueKind.INPUT else inputs + value.index))
+                found.append((number, i, value.index if value.kind is ValueKind.INPUT else captured[value.index]))
     return found
 
 
