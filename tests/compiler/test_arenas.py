@@ -90,6 +90,25 @@ async def test_memory_is_used_again_once_a_graph_is_gone() -> None:
     assert f.statistics().arena_bytes == 0 and bits(*again) == bits(*other)
 
 
+async def test_copies_of_an_operand_before_and_after_an_effect_are_arrays_of_their_own() -> None:
+    w, v = leaf(4, 4), leaf(4)
+
+    def function(x: Any) -> Any:
+        y = x @ w
+        first = x * v + w[3] + ag.randn(4) * v
+        second, third = y * v + w[2], y * v + w[1]
+        return (first * 2.0).mean() + (second * 3.0).mean() + (third * 4.0).mean()
+
+    compiled = ag.compile(function, tier="numpy")
+    found = []
+    for run in (function, compiled):
+        ag.seed(3)
+        numbers = np.random.default_rng(0)
+        found.append([bits(run(ag.tensor(numbers.standard_normal((5, 4)).astype(np.float32)))) for _ in range(3)])
+    assert found[0] == found[1]
+    assert code_of(compiled).program.arena_bytes
+
+
 async def test_a_retained_graph_keeps_its_arena() -> None:
     f, x, w = ag.compile(deep), leaf(5, 3), leaf(3)
     await gradients(f(x, w), x, w)

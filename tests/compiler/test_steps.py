@@ -193,6 +193,93 @@ async def test_steps_of_all_kinds_have_the_bits_of_the_eager_ones(function: Any)
     assert (statistics.recordings, statistics.runs, statistics.breaks) == (1, 5, 0), statistics
 
 
+class Between:
+    """What stands between the uses of a parameter, and the parameter."""
+
+    def __init__(self) -> None:
+        numbers = np.random.default_rng(5)
+        self.w = ag.tensor(numbers.standard_normal((3, 3)).astype(np.float32), requires_grad=True)
+        self.buffer = ag.zeros(3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def whole(self, t: Any) -> Any:
+        with ag.no_grad():
+            self.buffer[...] = self.buffer * 0.5 + t.detach().mean(0)
+        return t
+
+    def parts(self, t: Any) -> Any:
+        with ag.no_grad():
+            self.buffer[1:] += 1.0
+            self.buffer.mul_(0.5)
+        return t
+
+    def statistics(self, t: Any) -> Any:
+        return self.norm(t)
+
+    def loss(self, kind: str, y: Any) -> Any:
+        """The parameter is used before, between and after."""
+        t = getattr(self, kind)((self.w @ self.w.T).sum(0) * y) + self.w[0].sin()
+        return getattr(self, kind)(t).max(1, keepdims=True).mean() + (t * self.w[1]).mean() + self.w.mean()
+
+
+async def whole_pass(case: Between, kind: str, y: Any) -> None:
+    await case.loss(kind, y).backward()
+
+
+async def passes_that_keep(case: Between, kind: str, y: Any) -> None:
+    loss = case.loss(kind, y)
+    await loss.backward(retain_graph=True)
+    await (loss * 0.3 + case.w.mean()).backward()
+
+
+async def pass_to_inputs(case: Between, kind: str, y: Any) -> None:
+    await case.loss(kind, y).backward(inputs=[case.w])
+
+
+async def second_derivatives(case: Between, kind: str, y: Any) -> None:
+    (g,) = await ag.grad(case.loss(kind, y), [case.w], create_graph=True)
+    await ((g * g).sum() + case.w.mean()).backward()
+
+
+PASSES = [whole_pass, passes_that_keep, pass_to_inputs, second_derivatives]
+
+
+@pytest.mark.parametrize("kind", ["whole", "parts", "statistics"])
+@pytest.mark.parametrize("function", PASSES, ids=lambda f: f.__name__)
+async def test_gradients_of_uses_before_and_after_an_effect_are_one_sum_in_the_order_of_the_eager_one(function: Any, kind: str) -> None:
+    found = []
+    for compiled in (False, True):
+        case, numbers = Between(), np.random.default_rng(0)
+
+        async def step(y: Any, case: Between = case) -> None:
+            await function(case, kind, y)
+
+        run: Any = ag.compile(step) if compiled else step
+        found.append([])
+        for _ in range(12):
+            case.w.grad = None
+            await run(ag.tensor(numbers.standard_normal((5, 3)).astype(np.float32)))
+            found[-1] += bits(case.w.grad, case.buffer, *case.norm.buffers())
+    assert found[0] == found[1]
+    assert run.statistics().breaks == 0
+
+
+@pytest.mark.parametrize("memory_budget", [None, 1.0])
+async def test_a_parameter_has_one_edge_though_memory_is_written_between_its_uses(memory_budget: float | None) -> None:
+    case = Between()
+
+    @ag.compile(memory_budget=memory_budget)
+    def loss(y: Any) -> Any:
+        return case.loss("whole", y)
+
+    for _ in range(12):
+        y = leaf(5, 3)
+        expected = await ag.grad(case.loss("whole", y) + case.w.sum(), [case.w, y])
+        found = loss(y)
+        assert bits(*expected) == bits(*await ag.grad(found + case.w.sum(), [case.w, y]))
+    assert sorted([node.name for node in found._node.next_nodes]) == ["AccumulateGrad"] * 2 and loss.statistics().breaks == 0
+
+
 async def test_numbers_that_a_step_finds_by_name_are_never_stale() -> None:
     case, calls = Case(), 0
 
