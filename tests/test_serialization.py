@@ -275,3 +275,10 @@ def test_a_file_of_pytorch_is_called_that(tmp_path: Path, beginning: bytes) -> N
     path = tmp_path / "model.pt"
     path.write_bytes(beginning + bytes(100))
     assert_raises(ArgumentError, r"model.pt was written by torch.save.*safetensors.torch.save_file\(torch.load", ag.load, path)
+
+
+def test_the_name_that_the_format_keeps_for_itself_is_refused_and_the_old_file_stays(tmp_path: Path) -> None:
+    save({"x": ag.ones(1)}, tmp_path / "x")
+    assert_raises(ArgumentError, "'__metadata__', which the format keeps for itself", save, {"__metadata__": ag.ones(1), "x": 1}, tmp_path / "x")
+    save({"x": {"__metadata__": ag.zeros(1)}}, tmp_path / "y")
+    assert same(load(tmp_path / "x"), {"x": ag.ones(1)}) and same(load(tmp_path / "y"), {"x": {"__metadata__": ag.zeros(1)}})

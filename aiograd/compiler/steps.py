@@ -91,7 +91,7 @@ class StepCode(GuardedCode):
         numbers = [number for number, group in groups for _ in group]
         divided = _divided(program, [rows for _, group in groups for rows in group])
         found = [(number, *entry) for number, entry in zip(numbers, divided, strict=True) if entry[1] or not all([each.is_row for each in entry[0]])]
-        after = [*[rows[0] for _, rows, _ in found[1:]], None]
+        after = [*[rows[0] for _, rows, _ in found[1:]], None][: len(found)]  # none for a function without an operation
         made = [
             (number, rows, self._part(rows, outputs, None if number else _seed_of(outputs, then)))
             for (number, rows, outputs), then in zip(found, after, strict=True)

@@ -58,7 +58,8 @@ def _vector_norm_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool,
         return (g / number) * (tied * direction)
     # (|x| / norm)**(p - 1), safe where the norm is zero
     ratio = size / where(out == 0, 1, out)
-    return g * direction * (where(size == 0, 1, ratio) ** (ord - 1))
+    slope = g * direction * (where(size == 0, 1, ratio) ** (ord - 1))
+    return where(out == 0, 0, slope) if ord < 0 else slope  # an element of 0 makes the norm 0, whatever the others are
 
 
 def _vector_norm_jvp(t: Array, x: Array, out: Array, axis: Axis, keepdims: bool, ord: float) -> Array | None:

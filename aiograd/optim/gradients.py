@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.caller import type_found
 from aiograd.tensors.core import TensorCore
@@ -54,3 +56,6 @@ def _check_gradient(p: Tensor, grad: Any) -> None:
         raise ArgumentTypeError(f"step(gradients): the gradient of a parameter of shape {list(p.shape)} is a {found}; expected a Tensor")
     if tuple(grad.shape) != p.shape:
         raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")
+    kind = np.dtype(grad.dtype).kind
+    if kind not in "fiub" and (kind, p.dtype.kind) != ("c", "c"):
+        raise ArgumentTypeError(f"step(gradients): a gradient of {grad.dtype} for a parameter of {p.dtype}; expected {p.dtype}")

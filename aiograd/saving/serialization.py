@@ -209,6 +209,8 @@ def _taken_apart(value: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray
         name = ".".join(path)
         if name in arrays:
             raise ArgumentError(f"save: two arrays have the path {name!r}; rename a key")
+        if name == "__metadata__":
+            raise ArgumentError("save: an array has the path '__metadata__', which the format keeps for itself; rename the key")
         arrays[name] = _plain(value, where)
         return {"tensor": name}
     if value is None or isinstance(value, (bool, str)):

@@ -35,6 +35,11 @@ class TensorExtra:
         else:
             self.leaf.grad = value
 
+    def taken_leaf(self) -> tuple[AccumulateGrad | None, Any]:
+        """The leaf that is switched off and the gradient, which are here no more."""
+        leaf, grad = self.leaf, self.grad
+        self.leaf = self._grad = None
+        return leaf, grad
 
 
 def gradient_of(tensor: Any) -> Any:
@@ -56,13 +61,11 @@ def seen_gradient(tensor: Any) -> Any:
 def new_leaf(tensor: Any) -> AccumulateGrad:
     """The node of a Tensor that becomes a leaf: the one that it had before it was switched off, where that fits."""
     data, extra = tensor._data, tensor._x
-    leaf = None if extra is None else extra.leaf
-    if leaf is not None and (leaf.shape, leaf.dtype, leaf.device) == (data.shape, data.dtype, tensor.device):
-        extra.leaf = None
-        return leaf  # type: ignore[no-any-return]
-    made = AccumulateGrad(data.shape, data.dtype, tensor.device, tensor)
-    made.grad = None if extra is None else extra.grad
-    return made
+    leaf, grad = (None, None) if extra is None else extra.taken_leaf()
+    if leaf is None or (leaf.shape, leaf.dtype, leaf.device) != (data.shape, data.dtype, tensor.device):
+        leaf = AccumulateGrad(data.shape, data.dtype, tensor.device, tensor)
+        leaf.grad = grad
+    return leaf
 
 
 def switched_off(tensor: Any) -> AccumulateGrad | None:

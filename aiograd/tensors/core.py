@@ -402,6 +402,8 @@ def retake(tensor: TensorCore, view: View, parent: TensorCore) -> None:
 def move_to(tensor: TensorCore, node: Node | None, nr: int) -> None:
     """Give a tensor another place in the graph; a retained gradient is from now on the one that arrives there."""
     extra = tensor._x
+    if extra is not None and extra.leaf is not None:
+        _, extra.grad = extra.taken_leaf()
     if extra is not None and extra.retains is not None:
         extra.retains.extra.retain_hooks.pop(tensor._nr, None)
         extra.retains = node

@@ -193,8 +193,20 @@ async def test_steps_of_all_kinds_have_the_bits_of_the_eager_ones(function: Any)
     assert (statistics.recordings, statistics.runs, statistics.breaks) == (1, 5, 0), statistics
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+async def test_a_step_without_an_operation_is_a_program(dynamic: bool) -> None:
+    @ag.compile(dynamic=dynamic)
+    async def same(x: Any) -> Any:
+        _ = x * 2
+        return {"x": x}
+
+    for n in range(3):
+        x = ag.ones(2, 3) * n
+        assert (await same(x))["x"] is x or bits((await same(x))["x"]) == bits(x)
+
+
 class Between:
-    """What stands between the uses of a parameter, and the parameter."""
+    """A parameter and the effects between its uses."""
 
     def __init__(self) -> None:
         numbers = np.random.default_rng(5)

@@ -176,3 +176,13 @@ async def test_second_derivatives_of_a_complex_norm_at_zero_elements(order: floa
     (slope,) = await ag.grad(ag.linalg.vector_norm(x, ord=order), x, create_graph=True)
     (bend,) = await ag.grad(ag.real(slope).sum() + ag.imag(slope).sum(), x)
     assert bend.numpy()[0] == 0 and np.allclose(bend.numpy()[1], 0.032 - 0.024j)
+
+
+@pytest.mark.parametrize("ord", [-1, -2, -0.5])
+async def test_an_element_of_0_makes_a_norm_of_negative_order_0(ord: float) -> None:
+    x = ag.tensor([[0.0, 1.0, 2.0], [1.0, 2.0, 4.0]], requires_grad=True)
+    with np.errstate(divide="ignore"):  # as numpy
+        norms = ag.linalg.vector_norm(x, ord=ord, axis=1)
+    (slopes,) = await ag.grad(norms.sum(), [x])
+    expected = np.abs(x.detach().numpy()[1] / norms[1].item()) ** (ord - 1)
+    np.testing.assert_allclose(slopes.numpy(), [[0.0, 0.0, 0.0], expected], rtol=1e-5)

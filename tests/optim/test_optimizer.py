@@ -281,6 +281,8 @@ async def test_gradients_are_given_one_per_parameter_or_by_parameter() -> None:
         ([1.0], ArgumentError, "got 1 gradients for 2 parameters"),
         ([ag.tensor([1.0]), 2.0], ArgumentTypeError, "is a float"),
         ([ag.tensor([1.0]), ag.tensor([1.0, 2.0])], ArgumentError, r"shape \[2\] for a parameter of shape \[1\]"),
+        ([ag.tensor([1.0]), ag.tensor([1j])], ArgumentTypeError, "a gradient of complex64 for a parameter of float32; expected float32"),
+        ([ag.tensor([1.0]), np.array(["a"])], ArgumentTypeError, "a gradient of <U1 for a parameter of float32"),
         (ag.tensor([1.0, 2.0]), ArgumentTypeError, "found Tensor"),
         (3, ArgumentTypeError, "found int"),
     ],

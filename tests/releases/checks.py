@@ -41,7 +41,9 @@ def load(folder: Path, name: str) -> Any:
 
 async def files_have_what_was_told(folder: Path, scratch: Path) -> None:
     """`ag.load` gives every value of every file, to the bit."""
-    for name in FILES:
+    found = set(FILES) & told(folder).keys()
+    assert found >= set(FILES) - {"rounds"}  # which the oldest releases do not have
+    for name in found:
         load(folder, name)
         assert ag.load_metadata(folder / f"{name}.safetensors")["wrote"] == told(folder)["release"]
 
@@ -61,6 +63,8 @@ async def training_goes_on(folder: Path, scratch: Path) -> None:
 
 async def log_serves(folder: Path, scratch: Path) -> None:
     """Every version of the serving log is whole; a server serves the last one, and gives the next number."""
+    if "log" not in told(folder):
+        return
     shutil.copytree(folder / "log", scratch / "log")
     log = ag.serving.VersionLog(scratch / "log")
     found = [log.load(number) for number in log.numbers()]
@@ -97,13 +101,14 @@ async def checkpoints_are_taken_up(folder: Path, scratch: Path) -> None:
             await optimizer.step(ctx)
         assert (await optimizer.state_dict())["steps"] == state["optimizer"]["steps"] + 1
         await optimizer.delete()
-        state = load(folder, "rounds")
-        async with await dist.LocalSteps.create(driver, names, Net, 5, steps=1, **options) as rounds:
-            await rounds.restore(state)
-            same(told(folder)["rounds"], await rounds.checkpoint(members=True), "the checkpoint of local steps")
-            async for _ in rounds.rounds(epochs=2):
-                pass
-            assert rounds.version > state["version"]
+        if "rounds" in told(folder):
+            state = load(folder, "rounds")
+            async with await dist.LocalSteps.create(driver, names, Net, 5, steps=1, **options) as rounds:
+                await rounds.restore(state)
+                same(told(folder)["rounds"], await rounds.checkpoint(members=True), "the checkpoint of local steps")
+                async for _ in rounds.rounds(epochs=2):
+                    pass
+                assert rounds.version > state["version"]
 
 
 CHECKS: tuple[Callable[[Path, Path], Awaitable[None]], ...] = (files_have_what_was_told, training_goes_on, log_serves, checkpoints_are_taken_up)

@@ -124,10 +124,11 @@ def write(folder: Path) -> None:
     states = {"values": values()}
     states["training"], told["next"] = ag.run(_training())
     states |= ag.run(_distributed())
-    for name in FILES:
+    for name in states:
         ag.save(states[name], folder / f"{name}.safetensors", {"wrote": ag.__version__})
         told[name] = describe(states[name])
-    told["log"] = [[version.number, version.digest, version.parent, dict(version.metrics)] for version in ag.run(_log(folder / "log"))]
+    if hasattr(ag, "serving"):  # the oldest releases have none
+        told["log"] = [[version.number, version.digest, version.parent, dict(version.metrics)] for version in ag.run(_log(folder / "log"))]
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))}" for name, value in told.items())
     (folder / "told.json").write_text(f"{{\n{lines}\n}}\n")
 
@@ -174,10 +175,11 @@ async def _distributed() -> dict[str, Any]:
             await optimizer.step(ctx)
         states["stages"] = {"modules": [await stage.state_dict() for stage in stages], "optimizer": await optimizer.state_dict()}
         await optimizer.delete()
-        async with await dist.LocalSteps.create(driver, [one, two], Net, steps=1, **options) as rounds:
-            async for _ in rounds.rounds(epochs=1):
-                pass
-            states["rounds"] = await rounds.checkpoint(members=True)
+        if hasattr(dist, "LocalSteps"):  # the oldest releases have none
+            async with await dist.LocalSteps.create(driver, [one, two], Net, steps=1, **options) as rounds:
+                async for _ in rounds.rounds(epochs=1):
+                    pass
+                states["rounds"] = await rounds.checkpoint(members=True)
     return states
 
 

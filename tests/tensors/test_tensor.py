@@ -120,6 +120,31 @@ async def test_a_frozen_leaf_may_change_its_dtype() -> None:
     same(module.weight.grad, [[11.0, 11.0]])
 
 
+async def test_a_frozen_leaf_that_changes_its_array_begins_anew() -> None:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    x.grad = ag.tensor([5.0, 5.0])
+    x.requires_grad_(False)
+    old = x._data
+    x._data = np.ones(3, np.float32)
+    x.grad = None
+    x.requires_grad_(True)
+    assert x._node is not None and x._node.shape == (3,)
+    x.requires_grad_(False)
+    assert x.grad is None and old.shape == (2,)
+
+
+async def test_a_frozen_leaf_that_an_operation_writes_to_keeps_its_gradient() -> None:
+    x, factor = ag.tensor([1.0, 2.0], requires_grad=True), leaf([3.0, 4.0])
+    before = (x * 2).sum()
+    x.grad = ag.tensor([5.0, 5.0])
+    x.requires_grad_(False)
+    x *= factor
+    assert not x.is_leaf and before.requires_grad
+    same(x.grad, [5.0, 5.0])
+    x.retain_grad()
+    await x.sum().backward()
+    same(x.grad, [6.0, 6.0])
+
 
 def test_numpy_is_read_only_where_the_tensor_requires_grad() -> None:
     x = leaf([1.0, 2.0])
