@@ -27,13 +27,14 @@
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
 #
-# PYTHON=/path/to/python chooses the interpreter of a new .venv, JOBS how many processes run tests (as many as there are cores).
+# PYTHON=/path/to/python chooses the interpreter of a new .venv, JOBS how many processes run tests (one more than there are cores:
+# some tests wait).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
@@ -50,16 +51,22 @@ demo: $(VENV)/.installed-demo
 # tests/sweeps.py says what a sweep is.
 test: CASES = -m "not sweep"
 test-all: CASES = $(if $(REST),-m "sweep and not docs")
-RUN = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(CASES)
+run = $(BIN)/python -m pytest -n $(1) --dist worksteal $(CASES)
 
+# The simulator of CUDA kernels needs an interpreter of its own: it has one beside the other tests, and its report comes last.
 test test-all: $(VENV)/.installed-dev
-	$(RUN) $(ARGS)
-ifeq ($(ARGS),)
-	@if $(HAS_NUMBA_CUDA); then set -x; NUMBA_ENABLE_CUDASIM=1 $(RUN) tests/cuda; else echo "no numba-cuda for this platform: CUDA kernels are not run"; fi
+ifneq ($(ARGS),)
+	$(call run,$(JOBS)) $(ARGS)
+else
+	@report=$$(mktemp); simulator=; trap 'kill $$simulator 2>/dev/null; rm -f $$report' EXIT; trap 'exit 130' INT TERM; \
+	if $(HAS_NUMBA_CUDA); then NUMBA_ENABLE_CUDASIM=1 $(call run,1) tests/cuda >$$report 2>&1 & simulator=$$!; \
+	else echo "no numba-cuda for this platform: CUDA kernels are not run"; fi; \
+	(set -x; $(call run,$(JOBS))); status=$$?; \
+	if [ $$simulator ]; then wait $$simulator || status=$$?; fi; simulator=; cat $$report; exit $$status
 endif
 
 simulator: $(VENV)/.installed-dev
-	NUMBA_ENABLE_CUDASIM=1 $(RUN) $(or $(ARGS),tests/cuda)
+	NUMBA_ENABLE_CUDASIM=1 $(call run,$(JOBS)) $(or $(ARGS),tests/cuda)
 
 native: $(VENV)/.installed-dev
 	AIOGRAD_COMPILE_TIER=native AIOGRAD_NATIVE_CHECK=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not sweep" $(or $(ARGS),tests/compiler)

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.layering import statements
+
 PATTERNS: Mapping[str, re.Pattern[str]] = {
     "person": re.compile(r"\b(who|whoever|whom|whose|nobody|everybody|somebody|anybody)\b", re.IGNORECASE),
     "riddle": re.compile(r"\bwhat (it|is|was|they|has|comes|a|the)\b|\bwhatever\b|\bthose (that|which)\b", re.IGNORECASE),
@@ -67,7 +69,7 @@ def _without_code(block: str) -> str:
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node, clean=False)
             if text is not None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.layering import statements
+
 ROOT = Path(__file__).parent.parent / "aiograd"
 RIDDLE = re.compile(r"(What|Whether)\b", re.IGNORECASE)
 #: after the end of a sentence or an empty line; the title of a Note, in brackets, is no sentence
@@ -21,7 +23,7 @@ ATTRIBUTE_COMMENT = re.compile(r"(?:^|\s)#:\s*(.*)")
 
 def complaints(source: str) -> Iterator[tuple[int, str]]:
     """The lines of docstrings and attribute comments that begin so, each with its text."""
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node, clean=False)
             if text is None:

@@ -96,11 +96,11 @@ def test_a_protection_that_is_missing_is_missed(protection: str) -> None:
 def test_a_seed_runs_the_same_in_every_process() -> None:
     command = [sys.executable, "-m", "tests.chaos", "--hashes", "0", "20"]
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1, 2)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1)
     ]
     answers = [json.loads(process.communicate(timeout=100)[0]) for process in running]
     assert len(answers[0]) == 20
-    assert answers[0] == answers[1] == answers[2]
+    assert answers[0] == answers[1]
 
 
 def test_a_failure_is_shrunk_to_what_it_needs() -> None:

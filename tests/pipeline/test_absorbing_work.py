@@ -145,12 +145,12 @@ def whole() -> Any:
     return WHOLE
 
 
-#: workers, and parts of a step after which they are lost; the first two, which are no sweeps, are in its midst
+#: workers, and parts of a step after which they are lost; the first, which is no sweep, is in its midst
 LOSSES = [(name, number % 13 / 12) for number in range(4, 17) for name in ("a0", "c3", "b1", "d2")]
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize(("name", "part"), swept(LOSSES, keep=2))
+@pytest.mark.parametrize(("name", "part"), swept(LOSSES))
 def test_the_step_in_which_a_worker_is_lost(name: str, part: float) -> None:
     """It takes at most 1.6 times as long as a whole step (1.35 is the most that was seen, 2.1 where all is repeated), and others repeat at most
     the forward, and the backward to the input, of the microbatch that they were at."""
