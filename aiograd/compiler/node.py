@@ -11,14 +11,15 @@ Note [What a pass frees]
     program read, see Note [Nodes behind a node].
 
 Note [Nodes behind a node]
-    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants the gradient of a call's output
-    beside other gradients, one that has to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
+    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants or shows to a hook the
+    gradient of an output that other outputs are computed from, one that has to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
     program's node hands its gradients on to theirs. Their sequence numbers lie between its own and the one before, where the eager nodes would be, so
     that every sum has the order of the eager pass.
 """
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 from collections.abc import Sequence
 from typing import Any
@@ -27,23 +28,21 @@ import numpy as np
 
 from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
-from aiograd.compiler.effects import drawn_again
-from aiograd.compiler.forward_code import residual, saved_names
+from aiograd.compiler.forward_code import saved_names
 from aiograd.compiler.profiled import ProfiledBackward
-from aiograd.compiler.program import Program, Statement, Value, layout_of
+from aiograd.compiler.program import Program, Statement, layout_of
+from aiograd.compiler.rows_again import rows_again
 from aiograd.engine.placement import INLINE_NS
-from aiograd.errors import GraphError, ModifiedError
+from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph.hooks import HookDict
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.node import Node, _next_sequence
 from aiograd.graph.programs import PROGRAM_NODES
 from aiograd.graph.released import ReleasedVariables
 from aiograd.ops.slice_gradient import dense
-from aiograd.running.modes import ModeScope, current_mode
-from aiograd.running.trees import map_tree
-from aiograd.tensors.core import make, move_to
+from aiograd.running.modes import current_mode
+from aiograd.tensors.core import move_to
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
-from aiograd.tensors.record import call
 
 #: estimated nanoseconds of a statement beside its arithmetic; and of one on a device, which only starts work there
 STATEMENT_NS = 300.0
@@ -195,14 +194,25 @@ class ProgramNode(Node):
         """
         if isinstance(self._arrays, ReleasedVariables) or self._gone:
             return
-        try:
-            self.check_versions(range(len(self.tensors)))
-        except ModifiedError:
-            return
+        with contextlib.suppress(ModifiedError):
+            self._expand()
+
+    def _expand(self) -> None:
+        """As `expand`, also for a node that has run in part.
+
+        Raises:
+            ModifiedError, GraphFreedError: the rows cannot run once more.
+        """
+        self.check_versions(range(len(self.tensors)))
         program = self.code.program
-        known, nodes = _rows(program, self.tensors, dict(zip(saved_names(program), self._arrays, strict=True)))
-        for number, node in enumerate(nodes, 1):
+        saved = dict(zip(saved_names(program), self._arrays, strict=True))
+        if any([saved.get(value.name, saved) is None for statement in program.statements if not statement.is_row for value in statement.outputs]):
+            raise self._released.error(self.name)
+        known, nodes = rows_again(program, self.tensors, saved)
+        for number, (statement, node) in enumerate(nodes, 1):
             node._seq = self._seq - 1 + number / (len(nodes) + 1)  # type: ignore[assignment]
+            if statement in self._gone:
+                node.release_variables(self._released)
         outputs = [known[value.name] for value in program.outputs]
         edges = [(tensor._node, tensor._nr) if value.records else (None, 0) for value, tensor in zip(program.outputs, outputs, strict=True)]
         self.next_nodes = tuple([node for node, _ in edges])
@@ -219,6 +229,25 @@ class ProgramNode(Node):
             for tensor in [retainer.tensor() for retainer in retainers]:
                 if tensor is not None:
                     move_to(tensor, *edges[tensor._nr])
+
+    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
+        """As `place_of`, after `expand` for an output that other outputs are computed from.
+
+        Raises:
+            ModifiedError, GraphFreedError: a Tensor of the call has been modified, or its random numbers are gone.
+        """
+        if not isinstance(self._arrays, ReleasedVariables) and input_nr in self.code.inner_outputs:
+            try:
+                self._expand()
+            except (ModifiedError, GraphFreedError) as error:
+                error.add_note(f"other results of {self.code.name} are computed from this one: register its hook, or ask for its gradient, before that")
+                raise
+        return self.place_of(input_nr)
+
+    def tensor_hooks(self, input_nr: int) -> HookDict:
+        """Hooks on an output, at the node where all its gradients arrive."""
+        node, nr = self.opened_at(input_nr)
+        return super().tensor_hooks(nr) if node is self else node.tensor_hooks(nr)  # type: ignore[union-attr]
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """True, since two runs for different edges repeat some of the work."""
@@ -356,6 +385,10 @@ class ExpandedNode(ProgramNode):
     def expand(self) -> None:
         """Do nothing: the node is expanded already."""
 
+    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
+        """As `place_of`."""
+        return self.place_of(input_nr)
+
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """False, since there is no work to repeat."""
         return False
@@ -415,35 +448,3 @@ def explain(error: BaseException, name: str) -> None:
         trace = trace.tb_next
     if found is not None:
         error.add_note(f"in the compiled function {name}, statement `{found}`")
-
-
-def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tuple[dict[str, Any], list[Node]]:
-    """The Tensors of a program by the names of their values, from rows that run once more, and the nodes that these have recorded."""
-    known: dict[str, Any] = {}
-    for value, tensor in zip((*program.inputs, *program.captured), tensors, strict=True):
-        known[value.name] = tensor
-    nodes: list[Node] = []
-    anomaly = current_mode().anomaly is not None
-    with ModeScope(grad=True, trace=None, anomaly=None, collect=nodes.append):
-        for number, statement in enumerate(program.statements):
-            if not statement.is_row:
-                for value in statement.outputs:
-                    is_there = value.name in saved  # else it is drawn again, within a memory budget
-                    known[value.name] = make(saved[value.name] if is_there else drawn_again(statement.op.forward, saved[residual(number, "draws")]))
-                continue
-            arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
-            statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)
-            before = len(nodes)
-            with ModeScope(grad=statement.node is not None):
-                result = call(statement.op, arrays, statics)
-            if anomaly:
-                for node in nodes[before:]:
-                    node.extra.anomaly = f"  {statement.place}: {statement.line}\n", None
-            made = (result,) if statement.op.outputs == 1 else result
-            known.update({value.name: tensor for value, tensor in zip(statement.outputs, made, strict=True)})
-    return known, nodes
-
-
-def _in_place_of(value: Value, known: dict[str, Any]) -> Any:
-    tensor = known[value.name]
-    return tensor if value.records or tensor._node is None else make(tensor._data, shared_with=tensor)

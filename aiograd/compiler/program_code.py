@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
-from aiograd.compiler.forward_code import arranged, forward_code, saved_names, sources
+from aiograd.compiler.forward_code import arranged, forward_code, is_needed, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.memory_guards import add_program
 from aiograd.compiler.memory_plan import Recomputation
@@ -284,6 +284,13 @@ class ProgramCode(GuardedCode):
         if kept is None:
             kept = self._needed[gone] = needed_names(self.program, every - gone)
         return tuple([array if name in kept else None for name, array in zip(self.saved, arrays, strict=True)])
+
+    @functools.cached_property
+    def inner_outputs(self) -> frozenset[int]:
+        """The places of the outputs whose gradients come from statements too, not only from uses outside of the program."""
+        statements = [self.program.statements[number] for number in self.statements_of((True,) * len(self.metadata), self.all_needed)]
+        used = {value.name for each in statements for i, value in enumerate(each.arrays) if value is not None and is_needed(each, i)}
+        return frozenset([i for i, value in enumerate(self.program.outputs) if value.name in used])
 
     def results_maker(self) -> Callable[..., tuple[list[Any], Any]]:
         """The function that makes the results of a call."""

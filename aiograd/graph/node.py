@@ -399,6 +399,17 @@ class Node:
         """
         return self, input_nr
 
+    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
+        """As `place_of`, for what is to see all gradients there; a node with uses of the input inside of itself takes these out first.
+
+        Args:
+            input_nr: number of the input.
+
+        Returns:
+            The node and the number of its input.
+        """
+        return self.place_of(input_nr)
+
     def tensor_hooks(self, input_nr: int) -> HookDict:
         """Hooks on the tensor that has its gradient at this input.
 

@@ -205,9 +205,11 @@ class TensorCore:
             raise GraphError("can't retain_grad on Tensor that has requires_grad=False")
         if node.is_leaf:
             return
-        place, nr = node.place_of(self._nr)
+        place, nr = node.opened_at(self._nr)
         extra = extra_of(self)
         if extra.retains is not place:
+            if place is not node:
+                move_to(self, place, nr)
             extra.retains = place
             place.extra.retain_hooks[nr] = _Retainer(self)  # type: ignore[union-attr]
 

@@ -254,9 +254,7 @@ def _input_edge(what: str, i: int, item: Any) -> tuple[Node, int]:
     if isinstance(item, TensorCore) and item._node is None:
         raise NoGraphError(f"{what}: One of the differentiated Tensors, the input at index {i}, does not require grad")
     node, nr = edge_of(what, i, item)
-    if node.is_program and node.num_inputs > 1:
-        node.expand()  # type: ignore[attr-defined]
-    return node.place_of(nr)  # type: ignore[return-value]
+    return node.opened_at(nr)  # type: ignore[return-value]
 
 
 def roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:

@@ -95,8 +95,30 @@ async def _into_outputs(call: Callable[[Any], Any], x: Any, w: Any) -> list[Any]
     await (y + k.sum()).backward(inputs=[h, x])
     return [h.grad, x.grad, w.grad]
 
+async def _hooked_inside(call: Callable[[Any], Any], x: Any, w: Any) -> list[Any]:
+    y, h, k = call(x)
+    h.register_hook(lambda g: g * 6.0)
+    await (y + (h * 3.0).sum()).backward()
+    return [x.grad, w.grad]
 
-@pytest.mark.parametrize("use", [_of_outputs, _hooked, _into_outputs])
+
+async def _retained_inside(call: Callable[[Any], Any], x: Any, w: Any) -> list[Any]:
+    y, h, k = call(x)
+    h.retain_grad()
+    k.retain_grad()
+    await (y + k.sum()).backward()
+    return [h.grad, k.grad, x.grad, w.grad]
+
+
+async def _seen_inside(call: Callable[[Any], Any], x: Any, w: Any) -> list[Any]:
+    y, h, k = call(x)
+    seen: list[Any] = []
+    ag.graph.register_multi_grad_hook([h, k], lambda grads: seen.extend([grad * 1 for grad in grads]))
+    await y.backward()
+    return [*seen, x.grad]
+
+
+@pytest.mark.parametrize("use", [_of_outputs, _hooked, _into_outputs, _hooked_inside, _retained_inside, _seen_inside])
 async def test_gradients_of_outputs(use: Callable[[Callable[[Any], Any], Any, Any], Awaitable[list[Any]]]) -> None:
     w = leaf(4, 4)
     compiled = ag.compile(f := several(w))
@@ -153,3 +175,50 @@ async def test_anomaly_mode_names_the_operation_and_the_line() -> None:
             await loss.backward()
     assert "test_nodes_behind.py:" in str(caught.value.__notes__) and "# the line" in str(caught.value.__notes__)
     assert x.grad is None
+
+
+def doubled(x: Any) -> tuple[Any, Any, Any]:
+    t = x * 2.0
+    return t, t * 5.0 + 1.0, ag.sin(x)
+
+
+async def test_a_retained_gradient_moves_on_with_a_tensor_that_is_modified() -> None:
+    compiled = ag.compile(doubled)
+    for call in (doubled, compiled, compiled):
+        x = leaf(3, dtype=np.float64)
+        t, u, _ = call(x)
+        t.retain_grad()
+        t += 1.0
+        await (t * 3.0 + u).sum().backward()
+        assert t.grad.numpy().tolist() == [3.0] * 3, "the gradient of the modified tensor, not of the one before"
+        assert x.grad.numpy().tolist() == [16.0] * 3
+    assert compiled.statistics().runs == 1
+
+
+async def test_a_hook_after_a_pass_over_a_part_of_the_call() -> None:
+    compiled = ag.compile(doubled)
+    for call in (doubled, compiled, compiled):
+        x = leaf(3, dtype=np.float64)
+        t, u, s = call(x)
+        await s.sum().backward()
+        x.grad = None
+        t.register_hook(lambda g: g * 6.0)
+        await (t + u).sum().backward()
+        assert x.grad.numpy().tolist() == [72.0] * 3
+        await assert_awaiting_raises(GraphFreedError, None, s.sum().backward())
+
+
+async def test_a_hook_that_comes_after_its_tensors_have_changed_is_refused() -> None:
+    c = leaf(3, grad=False)
+    compiled = ag.compile(lambda x: (x - c, t := x + c, t * 5.0))
+    compiled(leaf(3))
+    x = leaf(3)
+    outside, inside, _ = compiled(x)
+    c += 1.0
+    outside.register_hook(lambda g: g * 6.0)
+    for ask in (lambda: inside.register_hook(print), inside.retain_grad, lambda: ag.grad(inside.sum(), [inside])):
+        with pytest.raises(ModifiedError) as caught:
+            ask()
+        assert "register its hook" in str(caught.value.__notes__)
+    await (outside + inside).sum().backward()
+    assert x.grad.numpy().tolist() == [7.0] * 3
