@@ -154,7 +154,9 @@ class StepCode(GuardedCode):
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
         given = tuple(inputs.values()), tuple(captured.values())
-        part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, owners=program.owners, file=program.file)
+        of_whole = {value.name: value.name for value in made} | {value.name: each.name for each, value in own.items()}
+        owners = {name: program.owners[each] for name, each in of_whole.items() if each in program.owners}
+        part = Program(program.signature, *given, tensors, moved, outputs, shared=_shared(program, of_whole), owners=owners, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
         return Part(None, ProgramCode(self.name, part, list, [], **self._options, seed=seed), takes, gives)
@@ -395,6 +397,19 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
         outputs = [value for statement in group for value in statement.outputs if users.get(value.name, {number}) != {number}]
         found.append((tuple(group), tuple(outputs)))
     return found
+
+
+def _shared(program: Program, of_whole: dict[str, str]) -> dict[str, frozenset[str]]:
+    """By name of a value of a part, the names of all in the part that share its version counter.
+
+    Args:
+        program: the whole.
+        of_whole: by name of a value of the part, its name in the whole.
+    """
+    groups: dict[frozenset[str], list[str]] = {}
+    for name, each in of_whole.items():
+        groups.setdefault(program.shared.get(each, frozenset((each,))), []).append(name)
+    return {name: frozenset(names) for names in groups.values() if len(names) > 1 for name in names}
 
 
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
