@@ -91,8 +91,8 @@ class ProgramRecorder:
         self._gradients: dict[int, Callable[[], Any]] = {}
         #: by id of a Tensor, this and the array of its gradient before anything of the call could change it
         self._before: dict[int, tuple[Any, Any]] = {}
-        #: by id of a gradient that was read, the Tensor that has it; ids of the leaves among the arguments
-        self._read: dict[int, TensorCore] = {}
+        #: by id of the array of a gradient that was read, the gradient and the Tensor that has it; ids of the leaves among the arguments
+        self._read: dict[int, tuple[TensorCore, TensorCore]] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
         #: by id, nodes of the leaves that the function has made of tensors, see `makes_leaf`
         self._new_leaves: dict[int, Any] = {}
@@ -343,15 +343,15 @@ class ProgramRecorder:
         return value
 
     def _gradient(self, tensor: TensorCore) -> Value | None:
-        """The value of a Tensor that is the ``.grad`` of a captured one, read at this place of every run."""
-        owner = self._read.get(id(tensor))
+        """The value of a Tensor that is, detached or not, the ``.grad`` of a captured one, read at this place of every run."""
+        grad, owner = self._read.get(id(tensor._data), (tensor, None))
         if owner is None:
             return None
-        if gradient_of(owner) is not tensor:
+        if gradient_of(owner) is not grad:
             self.breaks("it uses a gradient that has been replaced since it was read")
             return None
-        self._gradients[id(tensor)] = functools.partial(seen_gradient, owner)
-        self._add(statement_op("grad", functools.partial(_gradient_of, owner)), (), (tensor,))
+        self._gradients[id(grad)] = functools.partial(seen_gradient, owner)
+        self._add(statement_op("grad", functools.partial(_gradient_of, owner)), (), (grad,))
         return self._find(tensor)
 
     def makes_leaf(self, tensor: TensorCore) -> None:
