@@ -24,7 +24,7 @@ import numpy as np
 
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall, statement_op
 from aiograd.compiler.lines import quoted, user_line
-from aiograd.compiler.program import Statement, Value, ValueKind
+from aiograd.compiler.program import Statement, Value, ValueKind, laid_out
 from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
 from aiograd.compiler.watching.objects import operand
 from aiograd.compiler.watching.reads import Read, Reads
@@ -351,7 +351,11 @@ class ProgramRecorder:
             self.breaks("it uses a gradient that has been replaced since it was read")
             return None
         self._gradients[id(grad)] = functools.partial(seen_gradient, owner)
-        self._add(statement_op("grad", functools.partial(_gradient_of, owner)), (), (grad,))
+        data = grad._data
+        like = Value(ValueKind.COMPUTED, 0, data.shape, data.dtype, False, data.strides) if data.__class__ is np.ndarray else None
+        if like is not None and 0 in like.strides:
+            self.breaks("it reads a gradient that repeats its elements in memory")
+        self._add(statement_op("grad", functools.partial(_gradient_of, owner, like)), (), (grad,))
         return self._find(tensor)
 
     def makes_leaf(self, tensor: TensorCore) -> None:
@@ -419,16 +423,16 @@ def _leaf_of(tensor: TensorCore) -> Any:
     return tensor.detach().requires_grad_()
 
 
-def _gradient_of(tensor: TensorCore) -> Any:
-    """The array of a Tensor's gradient.
+def _gradient_of(tensor: TensorCore, like: Value | None) -> Any:
+    """The array of a Tensor's gradient; on the host laid out like a value, see Note [Layouts of gradients] in `aiograd.compiler.steps`.
 
     Raises:
-        TraceError: there is none.
+        TraceError: there is none, or it has another shape or dtype.
     """
     grad = gradient_of(tensor)
     if grad is None:
         raise TraceError(f"a compiled function reads the gradient of a tensor of shape {list(tensor.shape)}, which had one while it was recorded")
-    return array_of(grad)
+    return array_of(grad) if like is None else laid_out(array_of(grad), like)
 
 
 def _bases(array: Any) -> list[Any]:

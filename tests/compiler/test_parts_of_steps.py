@@ -60,6 +60,122 @@ async def test_a_step_of_several_parts_has_a_memory_budget() -> None:
     assert program.memory_plan.recompute and program.memory_plan.peak <= 0.8 * program.memory_plan.full
 
 
+# -------------------------------------------------------------------- layouts
+
+
+def read(g: Any, x: Any) -> tuple[Any, ...]:
+    """Results that depend on where the elements of `g` are, if they are read by their place in memory."""
+    return (g * 2.0).sum(axis=0), g.reshape(-1) * 3.0, g.T.reshape(-1) * 1.0, (g + x).T.reshape(-1)
+
+
+def three_uses(leaves: Leaves, x: Any) -> Any:
+    """The gradient of `w` is a sum of two transposed ones, to which one that lies in order is added."""
+    last = (leaves.w * x).sum()
+    return (leaves.w.T * x.reshape(4, 3)).sum() + (leaves.w.T * x.exp().reshape(4, 3)).sum() + last
+
+
+def two_uses(leaves: Leaves, x: Any) -> Any:
+    """The gradient of `w` lies in memory column by column."""
+    return (leaves.w.T * x.reshape(4, 3)).sum() + (leaves.w.T * x.exp().reshape(4, 3)).sum()
+
+
+async def given_by_grad(leaves: Leaves, x: Any) -> Any:
+    (g,) = await ag.grad(two_uses(leaves, x), [leaves.w])
+    (h,) = await ag.grad(three_uses(leaves, x), [leaves.w])
+    return *read(g, x), *read(h, x)
+
+
+async def read_of_a_leaf(leaves: Leaves, x: Any) -> Any:
+    leaves.w.grad = None
+    await two_uses(leaves, x).backward()
+    results = read(leaves.w.grad, x)
+    leaves.w.grad = None
+    await three_uses(leaves, x).backward()
+    return *results, *read(leaves.w.grad, x)
+
+
+async def broadcast(leaves: Leaves, x: Any) -> Any:
+    """All elements of the first gradient are one in memory, and each row of the second."""
+    g, h = await ag.grad(leaves.w.sum() * 2.0 + (leaves.v.sum(axis=0) * x[0]).sum(), [leaves.w, leaves.v])
+    return *read(g, x), *read(h, x)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("step", [given_by_grad, read_of_a_leaf, broadcast])
+async def test_a_part_reads_gradients_as_they_lie_in_memory(step: Any, tier: str) -> None:
+    await same(step, tier=tier)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_program_lays_its_gradients_out_as_the_engine_does(tier: str) -> None:
+    found = []
+    for is_compiled in (False, True):
+        leaves, rng = Leaves(), np.random.default_rng(5)
+        loss_of = ag.compile(three_uses, tier=tier) if is_compiled else three_uses
+        for _ in range(3):
+            leaves.w.grad = None
+            await loss_of(leaves, ag.tensor(rng.standard_normal((3, 4)))).backward()
+        found.append((leaves.w.grad.numpy().strides, bits(leaves.w.grad)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("step", [given_by_grad, read_of_a_leaf])
+async def test_a_hook_may_lay_a_gradient_out_in_another_way(step: Any, tier: str) -> None:
+    found = []
+    for is_compiled in (False, True):
+        leaves, rng, turned = Leaves(), np.random.default_rng(5), []
+        run = ag.compile(step, tier=tier) if is_compiled else step
+        results = []
+        for _ in range(4):
+            results += bits(*await run(leaves, ag.tensor(rng.standard_normal((3, 4)))))
+            leaves.w.register_hook(lambda grad, turned=turned: turned.append(grad) or (grad * 2.0).reshape(-1).reshape(3, 4))
+        assert len(turned) == 2 * (1 + 2 + 3)
+        found.append(results)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_gradient_that_was_set_by_hand_may_lie_in_another_way(tier: str) -> None:
+    async def accumulated(leaves: Leaves, x: Any) -> Any:
+        results = read(leaves.w.grad, x)
+        leaves.w.grad = None
+        await (leaves.w * x).sum().backward()
+        return results
+
+    found = []
+    for is_compiled in (False, True):
+        leaves, rng = Leaves(), np.random.default_rng(5)
+        run = ag.compile(accumulated, tier=tier) if is_compiled else accumulated
+        leaves.w.grad = ag.asarray(np.asfortranarray(rng.standard_normal((3, 4))))
+        found.append([bits(*await run(leaves, ag.tensor(rng.standard_normal((3, 4))))) for _ in range(3)])
+    assert found[0] == found[1]
+
+
+async def test_a_call_that_returns_another_shape_is_an_error() -> None:
+    rows = 3
+
+    class Rows(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x[:rows]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return None
+
+    @ag.compile
+    def some(x: Any) -> Any:
+        return Rows.apply(x * 2.0) * 3.0
+
+    x = ag.ones(3, 4)
+    for _ in range(2):
+        assert some(x).shape == (3, 4)
+    rows = 2
+    with pytest.raises(ag.errors.TraceError, match=r"float32\[2, 4\].*float32\[3, 4\]"):
+        some(x)
+
+
 # -------------------------------------------------------------------- values of gradients
 
 VALUES: dict[str, Callable[[Any, Any], Any]] = {
