@@ -276,11 +276,10 @@ class BackwardWriter:
             self._sums[name] = self._dense(grad)
             if grad.__class__ is SliceGradient:
                 self._owned.add(name)
-        elif name in self._owned and isinstance(have.value, np.ndarray):
-            if grad.__class__ is SliceGradient:
-                self._tracer.write(_add_slice, "add_slice", (have, *_parts_of(grad)), have)
-            else:
-                self._tracer.write(np.add, "add", (have, grad), have)
+        elif name in self._owned and isinstance(have.value, np.ndarray) and grad.__class__ is SliceGradient:
+            self._tracer.write(_add_slice, "add_slice", (have, *_parts_of(grad)), have)
+        elif name in self._owned and isinstance(have.value, np.ndarray) and _is_laid_out_as_sum(have.value, grad.value):
+            self._tracer.write(np.add, "add", (have, grad), have)
         else:
             self._sums[name] = self._call("plus", operator.add, (have, self._dense(grad)))
             self._owned.add(name)
@@ -292,6 +291,12 @@ class BackwardWriter:
         if grad.__class__ is not SliceGradient:
             return grad
         return self._tracer.row(getitem_adjoint, (grad.value,), {"index": grad.index, "shape": grad.shape})
+
+
+def _is_laid_out_as_sum(have: np.ndarray[Any, Any], grad: Any) -> bool:
+    """True if ``have + grad``, which the engine computes, has the strides of `have`; False where that is not known."""
+    strides = getattr(grad, "strides", ())
+    return bool(have.flags.c_contiguous) or strides == have.strides or not any(strides)
 
 
 class _Flat:

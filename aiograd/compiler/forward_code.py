@@ -17,7 +17,7 @@ from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.passes import BUDGET_PASSES, NATIVE_PASSES, optimized
 from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.passes.dead import without_dead_code
-from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
+from aiograd.compiler.program import Program, Statement, Value, ValueKind, strided, values_in
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.running.trees import leaves_of, map_tree
 
@@ -246,10 +246,7 @@ def _is_like(found: Recorded, value: Value) -> bool:
 
 def _stand_in(value: Value) -> np.ndarray[Any, Any]:
     """An array of ones with the shape, dtype and strides of a value."""
-    extents = [stride * (length - 1) for stride, length in zip(value.strides, value.shape, strict=True)] if math.prod(value.shape) else [0]
-    first, last = (sum(min(extent, 0) for extent in extents), sum(max(extent, 0) for extent in extents))
-    memory = np.ones((last - first) // value.dtype.itemsize + 2, value.dtype)
-    return np.ndarray(value.shape, value.dtype, memory, -first, value.strides)
+    return strided(value.shape, value.dtype, value.strides)
 
 
 def sources(program: Program) -> tuple[list[int], list[int]]:

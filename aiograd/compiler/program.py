@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.source import SourceFile
+from aiograd.errors import TraceError
 from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.running.devices import device_name_of
 from aiograd.running.trees import leaves_of
@@ -293,6 +294,32 @@ def layout_of(array: Any) -> Any:
     if array.__class__ is np.ndarray:
         return array.strides
     return array.layout if isinstance(array, LevelArray) else device_name_of(array)
+
+
+def strided(shape: Shape, dtype: np.dtype[Any], strides: Shape) -> np.ndarray[Any, Any]:
+    """An array of ones in memory of its own with these strides."""
+    extents = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)] if math.prod(shape) else [0]
+    first, last = (sum(min(extent, 0) for extent in extents), sum(max(extent, 0) for extent in extents))
+    memory = np.ones((last - first) // dtype.itemsize + 2, dtype)
+    return np.ndarray(shape, dtype, memory, -first, strides)
+
+
+def laid_out(array: np.ndarray[Any, Any], value: Value) -> np.ndarray[Any, Any]:
+    """An array itself if it has the strides of a value, else a copy that has them.
+
+    Raises:
+        TraceError: its shape or dtype is another, or elements differ that are one in memory with these strides.
+    """
+    if (array.shape, array.dtype) != (value.shape, value.dtype):
+        expected = f"{value.dtype}{list(value.shape)}"
+        raise TraceError(f"a compiled function was given an array of {array.dtype}{list(array.shape)}; while it was recorded that was {expected}")
+    if array.strides == value.strides:
+        return array
+    copy = strided(value.shape, value.dtype, value.strides)
+    copy[...] = array
+    if 0 in value.strides and not ((copy == array) | (copy != copy)).all():
+        raise TraceError(f"an array of shape {list(array.shape)} repeated its elements while the compiled function was recorded, and does not now")
+    return copy
 
 
 def values_in(tree: Any) -> list[Value]:

@@ -64,8 +64,11 @@ class CallRecorder(ProgramRecorder):
         if array_of(gradient_of(tensor)) is self._keep_gradient(tensor):
             self._own_reads.append(Read(HAS_GRADIENT, tensor, None, gradient_of(tensor) is not None, self.watcher.where))
         if grad is not None:
-            self._read[id(grad)] = tensor
-            self._alive.append(grad)
+            found = self._find(grad)
+            if found is not None and found.kind is not ValueKind.COMPUTED:
+                self.breaks("it uses a gradient, or a tensor with its memory, that is an argument or that it finds by another name than .grad")
+            self._read[id(grad._data)] = grad, tensor
+            self._alive += [grad, grad._data]
 
     def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function for its effect on its own state, such as an optimizer's step; a program calls it at every run.

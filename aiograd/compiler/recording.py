@@ -24,7 +24,7 @@ import numpy as np
 
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall, statement_op
 from aiograd.compiler.lines import quoted, user_line
-from aiograd.compiler.program import Statement, Value, ValueKind
+from aiograd.compiler.program import Statement, Value, ValueKind, laid_out
 from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
 from aiograd.compiler.watching.objects import operand
 from aiograd.compiler.watching.reads import Read, Reads
@@ -91,8 +91,8 @@ class ProgramRecorder:
         self._gradients: dict[int, Callable[[], Any]] = {}
         #: by id of a Tensor, this and the array of its gradient before anything of the call could change it
         self._before: dict[int, tuple[Any, Any]] = {}
-        #: by id of a gradient that was read, the Tensor that has it; ids of the leaves among the arguments
-        self._read: dict[int, TensorCore] = {}
+        #: by id of the array of a gradient that was read, the gradient and the Tensor that has it; ids of the leaves among the arguments
+        self._read: dict[int, tuple[TensorCore, TensorCore]] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
         #: by id, nodes of the leaves that the function has made of tensors, see `makes_leaf`
         self._new_leaves: dict[int, Any] = {}
@@ -343,15 +343,19 @@ class ProgramRecorder:
         return value
 
     def _gradient(self, tensor: TensorCore) -> Value | None:
-        """The value of a Tensor that is the ``.grad`` of a captured one, read at this place of every run."""
-        owner = self._read.get(id(tensor))
+        """The value of a Tensor that is, detached or not, the ``.grad`` of a captured one, read at this place of every run."""
+        grad, owner = self._read.get(id(tensor._data), (tensor, None))
         if owner is None:
             return None
-        if gradient_of(owner) is not tensor:
+        if gradient_of(owner) is not grad:
             self.breaks("it uses a gradient that has been replaced since it was read")
             return None
-        self._gradients[id(tensor)] = functools.partial(seen_gradient, owner)
-        self._add(statement_op("grad", functools.partial(_gradient_of, owner)), (), (tensor,))
+        self._gradients[id(grad)] = functools.partial(seen_gradient, owner)
+        data = grad._data
+        like = Value(ValueKind.COMPUTED, 0, data.shape, data.dtype, False, data.strides) if data.__class__ is np.ndarray else None
+        if like is not None and 0 in like.strides:
+            self.breaks("it reads a gradient that repeats its elements in memory")
+        self._add(statement_op("grad", functools.partial(_gradient_of, owner, like)), (), (grad,))
         return self._find(tensor)
 
     def makes_leaf(self, tensor: TensorCore) -> None:
@@ -419,16 +423,16 @@ def _leaf_of(tensor: TensorCore) -> Any:
     return tensor.detach().requires_grad_()
 
 
-def _gradient_of(tensor: TensorCore) -> Any:
-    """The array of a Tensor's gradient.
+def _gradient_of(tensor: TensorCore, like: Value | None) -> Any:
+    """The array of a Tensor's gradient; on the host laid out like a value, see Note [Layouts of gradients] in `aiograd.compiler.steps`.
 
     Raises:
-        TraceError: there is none.
+        TraceError: there is none, or it has another shape or dtype.
     """
     grad = gradient_of(tensor)
     if grad is None:
         raise TraceError(f"a compiled function reads the gradient of a tensor of shape {list(tensor.shape)}, which had one while it was recorded")
-    return array_of(grad)
+    return array_of(grad) if like is None else laid_out(array_of(grad), like)
 
 
 def _bases(array: Any) -> list[Any]:

@@ -17,6 +17,11 @@ Note [Segments]
     their segment with them to the executor, where independent ones run at the same time, and those in a row are one job
     (Note [Nodes in a row] in `aiograd.engine.run.pass_jobs`). The forward of an ``async def`` waits between its segments, see
     `aiograd.compiler.awaited_forward`.
+
+Note [Layouts of gradients]
+    The code of a part knows the strides of all that it takes. A pass may leave a gradient in memory in another way than the recorded one did: the
+    sums of a program's backward are made elsewhere than those of the engine, and a gradient may be set by hand. So what a call returns, and a
+    gradient that is read, is copied where its strides differ from those of the recording.
 """
 
 from __future__ import annotations
@@ -28,11 +33,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from aiograd.compiler.awaited_forward import AwaitedForward, ForwardPart
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall
 from aiograd.compiler.joint_pass import run_jointly
 from aiograd.compiler.node import START_NS, STATEMENT_NS, statement_cost
-from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
+from aiograd.compiler.program import Program, Statement, Value, ValueKind, laid_out, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
 from aiograd.compiler.updates import NativeUpdate, inlined_step, step_of
 from aiograd.engine.placement import INLINE_NS
@@ -154,7 +161,9 @@ class StepCode(GuardedCode):
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
         given = tuple(inputs.values()), tuple(captured.values())
-        part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, owners=program.owners, file=program.file)
+        of_whole = {value.name: value.name for value in made} | {value.name: each.name for each, value in own.items()}
+        owners = {name: program.owners[each] for name, each in of_whole.items() if each in program.owners}
+        part = Program(program.signature, *given, tensors, moved, outputs, shared=_shared(program, of_whole), owners=owners, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
         return Part(None, ProgramCode(self.name, part, list, [], **self._options, seed=seed), takes, gives)
@@ -265,8 +274,8 @@ class StepCode(GuardedCode):
         if len(found) != len(part.gives):
             name = "a call" if part.statement is None else part.statement.op.name
             raise TraceError(f"in the compiled function {self.name}, {name} returned {len(found)} tensors; it was recorded with {len(part.gives)}")
-        for i, tensor in zip(part.gives, found, strict=True):
-            tensors[i] = tensor
+        for i, tensor, value in zip(part.gives, found, part.statement.outputs, strict=True):  # type: ignore[union-attr]
+            tensors[i] = tensor = _as_recorded(tensor, value)
             if tensor._node is not None and hasattr(tensor._node, "forward_line"):
                 tensor._node.forward_line = part.statement.place  # type: ignore[union-attr]
 
@@ -276,6 +285,17 @@ class StepCode(GuardedCode):
             tensor = tensors[i]
             outputs.append(tensor if records or tensor._node is None else make(tensor._data, shared_with=tensor))
         return finished(self, outputs, list(tensors[: len(self.program.inputs) + len(self.program.captured)]))
+
+
+def _as_recorded(tensor: Any, value: Value) -> Any:
+    """A Tensor that a call has returned, in a copy where its layout is not the recorded one; see Note [Layouts of gradients]."""
+    data = tensor._data
+    array = data if data.__class__ is not np.ndarray else laid_out(data, value)
+    if array is data:
+        return tensor
+    copy = make(array, cls=type(tensor))
+    copy._node, copy._nr = tensor._node, tensor._nr
+    return copy
 
 
 def _seed_of(outputs: tuple[Value, ...], then: Statement | None) -> Any:
@@ -395,6 +415,19 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
         outputs = [value for statement in group for value in statement.outputs if users.get(value.name, {number}) != {number}]
         found.append((tuple(group), tuple(outputs)))
     return found
+
+
+def _shared(program: Program, of_whole: dict[str, str]) -> dict[str, frozenset[str]]:
+    """By name of a value of a part, the names of all in the part that share its version counter.
+
+    Args:
+        program: the whole.
+        of_whole: by name of a value of the part, its name in the whole.
+    """
+    groups: dict[frozenset[str], list[str]] = {}
+    for name, each in of_whole.items():
+        groups.setdefault(program.shared.get(each, frozenset((each,))), []).append(name)
+    return {name: frozenset(names) for names in groups.values() if len(names) > 1 for name in names}
 
 
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
