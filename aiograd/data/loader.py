@@ -4,7 +4,7 @@ Note [Where an epoch stands]
     The order of a shuffled or sampled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the
     number of batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A
     loader that continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its
-    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state after the last batch that was taken is kept.
+    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state behind the batches that were taken is kept.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ async def test_a_sampler_that_draws_gives_the_same_batches_after_a_resume(own: b
     ag.seed(3)
     whole = make()
     epochs = [await read(whole) for _ in range(2)]
-    assert epochs[0] != epochs[1] and all(sorted(sum(epoch, [])) == list(range(12)) for epoch in epochs)
+    assert epochs[0] != epochs[1] and all(sorted(i for batch in epoch for i in batch) == list(range(12)) for epoch in epochs)
     for stop in range(5):
         ag.seed(3)
         loader = make()
