@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,8 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from tests.support import assert_raises
+from aiograd.saving import serialization
+from tests.support import assert_raises, cancel
 
 SCHEDULES: dict[str, Any] = {
     "OneCycleLR": lambda o: optim.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
@@ -96,3 +101,70 @@ async def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None
     assert_raises(FileNotFoundError, None, lambda: run.state.restore(tmp_path / "nothing"))
     assert_raises(ArgumentTypeError, None, ag.TrainingState, model=3)
     assert_raises(ArgumentTypeError, None, lambda: ag.TrainingState(default_generator=ag.Generator(0)))
+
+
+def held_files(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The first file that is flushed to the disk waits: it has arrived there, and may go on."""
+    arrived, free, flush = threading.Event(), threading.Event(), os.fsync
+
+    def held(descriptor: int) -> None:
+        if not arrived.is_set():
+            arrived.set()
+            free.wait(60)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", held)
+    return arrived, free
+
+
+@pytest.mark.parametrize("later", ["asave", "save", "other", "failed"])
+async def test_a_save_that_was_given_up_replaces_no_later_one(later: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, free = held_files(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    generator = ag.Generator(1)
+    state = ag.TrainingState(generator=generator)
+    async with ag.Engine(threads=2):
+        first = asyncio.ensure_future(state.asave(tmp_path / "run.safetensors"))
+        while not arrived.is_set():
+            await asyncio.sleep(0)
+        await cancel(first)
+        generator.uniform(3)
+        if later == "asave":
+            await state.asave(Path("run.safetensors"))
+        elif later == "save":
+            state.save("run.safetensors")
+        elif later == "other":
+            await state.asave(tmp_path / "other.safetensors")
+        else:
+            (tmp_path / "run.safetensors").mkdir()
+            with pytest.raises(OSError, match="run.safetensors"):
+                await state.asave(tmp_path / "run.safetensors")
+            (tmp_path / "run.safetensors").rmdir()
+        newer = generator.state_dict()
+        free.set()
+        while any(name.name.startswith(".") for name in tmp_path.iterdir()):  # until the first has ended
+            await asyncio.sleep(0)
+    found = ag.load(tmp_path / "run.safetensors")["generator"]
+    assert (found == newer) == (later in ("asave", "save"))
+    gc.collect()
+    assert not serialization._saves_of_paths, "nothing of a path is kept"
+
+
+async def test_saves_that_are_begun_together_leave_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived, free = held_files(monkeypatch)
+    generator = ag.Generator(1)
+    state = ag.TrainingState(generator=generator)
+    async with ag.Engine(threads=2):
+        saves = [asyncio.ensure_future(state.asave(tmp_path / "run.safetensors"))]
+        while not arrived.is_set():
+            await asyncio.sleep(0)
+        for _ in range(3):
+            generator.uniform(3)
+            saves.append(asyncio.ensure_future(state.asave(tmp_path / "run.safetensors")))
+            await asyncio.sleep(0)
+        await saves[-1]
+        assert ag.load(tmp_path / "run.safetensors")["generator"] == generator.state_dict()
+        free.set()
+        await asyncio.gather(*saves)
+    assert ag.load(tmp_path / "run.safetensors")["generator"] == generator.state_dict()
+    assert [each.name for each in tmp_path.iterdir()] == ["run.safetensors"]

@@ -13,6 +13,7 @@ from aiograd.data.collation import collate as stacked
 from aiograd.data.collation import without_rows
 from aiograd.data.reading import ReaderThreads
 from aiograd.engine.run.together import together
+from aiograd.errors import DataError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import tensor
 
@@ -64,6 +65,11 @@ class BatchReader:
             return await threads.call(lambda: tensor(whole[places]) if isinstance(whole, np.ndarray) else whole[places.tolist()])
         if len(own):
             return await self.collated(threads, await self.examples(threads, own))
+        if not len(indices) and self.collate is None:
+            raise DataError(
+                f"DataLoader: found a batch of no indices; no example of {type(self.source).__name__} says what its rows would be. Expected at least "
+                "one index, an array as the source, or a collate function that makes a batch of an empty list"
+            )
         return await self.collated(threads, [], like=[] if self.collate else await self.examples(threads, indices[:1]))
 
     async def collated(self, threads: ReaderThreads, examples: Sequence[Any], like: Sequence[Any] = ()) -> Any:

@@ -12,18 +12,21 @@ Note [Where a stream stands]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 from aiograd.data.batch_reader import BatchReader
 from aiograd.data.ledger import BatchLedger, BatchPlace
 from aiograd.data.reading import LoadedBatch, ReaderThreads
 from aiograd.errors import DataError, ModeError
-from aiograd.running.random import Generator, generator_of
+from aiograd.running.random import Generator, drawing_from, generator_of
 from aiograd.running.random_streams import RandomStream, entropy_of
 
 _END = object()
+#: spawn key of the generator of a batch sampler, where those of batches have their numbers
+_OF_SAMPLER = 2**32 - 1
 
 
 class SequenceBatches:
@@ -31,19 +34,23 @@ class SequenceBatches:
 
     Args:
         reader: reads them.
-        order: generator of the order; None: the order of the source.
+        order: generator of the order; None: the order of the source, and of a batch sampler that draws from the default generator.
         first: number of the first batch that is read.
+        was_begun: True if an epoch has begun before.
     """
 
     source_state = None
     is_leased = False
 
-    def __init__(self, reader: BatchReader, order: Generator | None, first: int) -> None:
+    def __init__(self, reader: BatchReader, order: Generator | None, first: int, was_begun: bool) -> None:
         self._reader = reader
         self._generator = order
         self._order: Any = None
         self._sampler: Iterator[Any] | None = None
+        #: the default generator of the batch sampler
+        self._draws: Generator | None = None
         self._first, self._sampled = first, 0
+        self._was_begun, self._has_sampled = was_begun, False
         #: indices that the sampler gave, by batch, until the batch is read: another iteration may give others
         self._indices: dict[int, Any] = {}
 
@@ -60,13 +67,15 @@ class SequenceBatches:
     def forget(self, number: int, first: int) -> None:
         """Forget a batch that was read; all batches before `first` were read, too."""
         self._indices.pop(number, None)
+        self._first = first
 
     def indices_of(self, number: int) -> Any:
         """The indices of a batch; by example: the index; None behind the end."""
         reader = self._reader
         if reader.batch_sampler is not None:
-            self._sampler = iter(reader.batch_sampler) if self._sampler is None else self._sampler
-            while self._sampled <= number and (indices := next(self._sampler, None)) is not None:
+            while self._sampled <= number and (indices := self._next_sample(reader.batch_sampler)) is not _END:
+                if not hasattr(indices, "__len__") or isinstance(indices, str):
+                    raise DataError(f"DataLoader: the batch sampler gave {indices!r} as batch {self._sampled}; expected a list of indices")
                 if self._sampled >= self._first:
                     self._indices[self._sampled] = indices
                 self._sampled += 1
@@ -78,6 +87,23 @@ class SequenceBatches:
             return self._order[number] if number < len(self._order) else None
         indices = list(self._order[number * reader.batch_size : (number + 1) * reader.batch_size])
         return None if not indices or (reader.drop_last and len(indices) < reader.batch_size) else indices
+
+    def _next_sample(self, batch_sampler: Iterable[Any]) -> Any:
+        """The next batch of the sampler, which draws from a generator of the epoch. After an error the sampler begins anew, in the same order."""
+        if self._sampler is None:
+            if hasattr(batch_sampler, "__next__") and (self._has_sampled or (self._was_begun and self._first)):
+                raise DataError(
+                    f"DataLoader: the batch sampler ({type(batch_sampler).__name__}) is an iterator, which raised or has gone past the place of a "
+                    "loaded state, and cannot begin again; give the loader an object with __iter__ that makes a new iterator"
+                )
+            entropy, spawn_key = (None, ()) if self._generator is None else _seed_of(self._generator)
+            self._draws = None if entropy is None else generator_of(RandomStream(entropy, (*spawn_key, _OF_SAMPLER)))
+            self._has_sampled, self._sampled = True, 0
+        with nullcontext() if self._draws is None else drawing_from(self._draws):
+            sampler, self._sampler = iter(batch_sampler) if self._sampler is None else self._sampler, None
+            indices = next(sampler, _END)
+        self._sampler = sampler  # it has not raised
+        return indices
 
 
 class StreamBatches:
@@ -292,8 +318,7 @@ class Epoch:
         if self._seed is None:
             if self.draws is None:
                 raise ModeError(f"batch {number} has no draws of its own: nothing of its epoch is leased")
-            state = self.draws.state_dict()
-            self._seed = entropy_of(state["seed"]), tuple(state["spawn_key"])
+            self._seed = _seed_of(self.draws)
         entropy, spawn_key = self._seed
         return generator_of(RandomStream(entropy, (*spawn_key, number, rank)))
 
@@ -302,6 +327,12 @@ class Epoch:
         places, self.unentered = list(self.unentered), {}
         for place in places:
             self.ledger.give_back(place)
+
+
+def _seed_of(generator: Generator) -> tuple[Any, tuple[int, ...]]:
+    """Entropy and spawn key."""
+    state = generator.state_dict()
+    return entropy_of(state["seed"]), tuple(state["spawn_key"])
 
 
 def share(rows: Any, rank: int, size: int) -> Any:

@@ -1,10 +1,10 @@
 """DataLoader: batches by ``async for``, and by ``for`` where nothing has to be awaited; leased, so that every one counts once.
 
 Note [Where an epoch stands]
-    The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the number of
-    batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A loader that
-    continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its beginning up
-    to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state after the last batch that was taken is kept.
+    The order of a shuffled or sampled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the
+    number of batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A
+    loader that continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its
+    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state behind the batches that were taken is kept.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ class DataLoader:
             an iterable, or an asynchronous iterable.
         batch_size: examples of a batch; None: examples one by one, as they are.
         shuffle: True to draw a new order for every epoch; of sequences only.
-        generator: draws the orders; None: forks of the default generator.
+        generator: its forks draw the orders of epochs; None: forks of the default generator.
         workers: how many threads read; 0: reading happens on the event loop, between its other work. For processes see `ProcessSource`.
         prefetch: how many batches are read ahead.
         drop_last: True to leave a last batch out that is not full.
         collate: makes a batch of a list of examples, on the threads; None: `aiograd.data.collate`. Without batches it is given single examples.
-        batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle` and `drop_last`; iterated anew for every epoch.
+        batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle` and `drop_last`; iterated anew for every epoch,
+            with a generator of the epoch as the default generator: its draws come again when an epoch is resumed, and on every rank.
         pin_memory, persistent_workers: accepted for PyTorch's sake; threads are made for an epoch, and copies to a device take any memory.
 
     Attributes:
@@ -114,6 +115,8 @@ class DataLoader:
         self.batch_sampler = batch_sampler
         self.epoch: int = 0
         self._is_sequence = is_sequence
+        #: an epoch has a generator of its order
+        self._draws_order = shuffle or batch_sampler is not None
         self._is_async = inspect.iscoroutinefunction(getattr(type(source), "__getitem__", None))
         #: the epoch that has begun and not ended
         self._epoch: Epoch | None = None
@@ -218,7 +221,7 @@ class DataLoader:
         """Begin an epoch, or go on with one that was loaded."""
         epoch = self._epoch
         if not self._resumes or epoch is None:
-            order = (self.generator or default_generator()).fork() if self.shuffle else None
+            order = (self.generator or default_generator()).fork() if self._draws_order else None
             epoch = self._enter(order, order, BatchLedger(None, {"epoch": self.epoch, "batches": 0, "ahead": []}))
         self._resumes = False
         self._was_begun = True
@@ -240,7 +243,7 @@ class DataLoader:
         first = ledger.first.number
         batches: SequenceBatches | StreamBatches
         if self._is_sequence:
-            batches = SequenceBatches(reader, order, first)
+            batches = SequenceBatches(reader, order, first, self._was_begun)
         else:
             batches = StreamBatches(reader, first, source_state, self._was_begun)
         self._epoch = Epoch(batches, ledger, order, draws)
@@ -331,7 +334,7 @@ class DataLoader:
         """
         if not isinstance(state, Mapping) or not _KEYS <= state.keys() <= _KEYS | _LATER_KEYS:
             raise ArgumentError("DataLoader.load_state_dict: expected epoch, batches, order, generator and source, as state_dict() returns them")
-        if (state["generator"] is None) != (self.generator is None) or (state["order"] is not None and not self.shuffle):
+        if (state["generator"] is None) != (self.generator is None) or (state["order"] is not None and not self._draws_order):
             raise ArgumentError("DataLoader.load_state_dict: one of the two loaders shuffles, or has a generator of its own, and the other has not")
         try:
             epoch, ahead = int(state["epoch"]), [[int(state["epoch"]), number] for number in state.get("ahead", ())]
@@ -342,7 +345,7 @@ class DataLoader:
         if self.generator is not None:
             self.generator.load_state_dict(state["generator"])
         self.epoch = epoch
-        self._resumes = order is not None or not self.shuffle
+        self._resumes = order is not None or not (self.shuffle or (self.batch_sampler is not None and not ledger.first.number and not ahead))
         self._leave()  # a loop over that epoch counts no more
         if self._resumes:
             self._enter(order, draws or order, ledger, state["source"])

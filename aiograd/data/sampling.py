@@ -14,7 +14,8 @@ from aiograd.running.random import Generator, default_generator
 class PoissonSampler:
     """Index arrays of batches, as the accounting of `aiograd.optim.Private` supposes them: of any length, 0 included.
 
-    Every loop draws new batches. A `DataLoader` takes it as ``batch_sampler``, where no batch can be empty.
+    Every loop draws new batches. A `DataLoader` takes it as ``batch_sampler``, where no batch can be empty; without a `generator` the loader's
+    generator of the epoch draws, so that an epoch that is resumed has the same batches.
 
     Args:
         dataset_size: examples of the data set, at least 1.

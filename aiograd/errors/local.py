@@ -244,7 +244,7 @@ class ConvergenceError(AiogradError, RuntimeError):
 
 
 class DataError(AiogradError, RuntimeError):
-    """A process that makes examples failed at it, or is gone."""
+    """A source, a sampler or a process that makes examples gave none that can be used, or cannot go on."""
 
 
 class TransactionError(AiogradError, RuntimeError):

@@ -10,6 +10,10 @@ Note [Atomic]
     The new file is written beside the old one, flushed to the disk and put in its place by one rename: readers see the old state
     or the new one, even after a crash midway.
 
+Note [Saves of one path]
+    A save that was given up runs to its end on its thread, perhaps after a later one. So the saves of a path have numbers, in the order in which they
+    were begun, and one that is ready after a newer one was put in place is dropped. The numbers are kept as long as a save of the path is under way.
+
 Rejected: pickle and everything built on it, which executes code from the file; ``.npz``, which cannot be mapped into memory.
 
 Source: the format of https://github.com/huggingface/safetensors.
@@ -20,10 +24,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -54,6 +60,56 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
         ArgumentTypeError: a value that cannot be saved, with its path. ArgumentError: a nesting without end, or too deep. OSError: the file cannot be
             written; an older one is unchanged.
     """
+    save_in_turn(state, SaveTurn(path), metadata)
+
+
+class SaveTurn:
+    """The turn of a save among those of a path, see Note [Saves of one path]. Any thread may make and use it.
+
+    Args:
+        path: path of the file.
+    """
+
+    __slots__ = ("target", "_saves", "_number")
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.target = Path(path)
+        with _saves_lock:
+            self._saves = _saves_of_paths.setdefault(os.path.join(os.path.realpath(self.target.parent), self.target.name), _Saves())
+            self._saves.begun += 1
+            self._number = self._saves.begun
+
+    def put(self, beside: Path) -> None:
+        """Put a file into the place of the target; where a newer one is there, remove it instead."""
+        with self._saves.lock:
+            if self._saves.newest < self._number:
+                os.replace(beside, self.target)
+                self._saves.newest = self._number
+                return
+        beside.unlink()
+
+
+class _Saves:
+    """How many saves of a path were begun, and the number of the newest that is in place."""
+
+    __slots__ = ("lock", "begun", "newest", "__weakref__")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.begun = self.newest = 0
+
+
+_saves_lock = threading.Lock()
+_saves_of_paths: WeakValueDictionary[str, _Saves] = WeakValueDictionary()
+
+
+def save_in_turn(state: Mapping[str, Any], turn: SaveTurn, metadata: Mapping[str, str] | None = None) -> None:
+    """`save` to the path of a turn.
+
+    Args:
+        state, metadata: as of `save`.
+        turn: begun with the save.
+    """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"save: expected a dict such as state_dict(), found {type(state).__name__}")
     notes = dict(metadata or {})
@@ -68,26 +124,25 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
         raise ArgumentError(
             "save: the state is nested too deeply, or a dict or list in it contains itself; expected a few levels, such as state_dict()"
         ) from None
-    target = Path(path)
     try:
-        with replacing(target) as beside:
+        with replacing(turn.target, turn) as beside:
             with open(beside, "xb") as file:
                 mode = os.fstat(file.fileno()).st_mode & 0o777  # of new files of this process; the library's files are private
             save_file(arrays, beside, notes or None)
             os.chmod(beside, mode)
     except SafetensorError as error:
-        raise OSError(f"save: cannot write {target.name}: {error}") from error
+        raise OSError(f"save: cannot write {turn.target.name}: {error}") from error
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A path to write a file to, which then takes the place of `target`, see Note [Atomic]."""
+def replacing(target: Path, turn: SaveTurn | None = None) -> Iterator[Path]:
+    """A path to write a file to, which then takes the place of `target`, see Note [Atomic]; with a `turn` unless a newer one has done so."""
     beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield beside
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
-        os.replace(beside, target)
+        (turn or SaveTurn(target)).put(beside)
     except BaseException as error:
         beside.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is not None and os.fspath(error.filename) == os.fspath(beside):

@@ -17,7 +17,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.offloading import offload
 from aiograd.running.random import default_generator
 from aiograd.running.trees import map_tree
-from aiograd.saving.serialization import load, save
+from aiograd.saving.serialization import SaveTurn, load, save, save_in_turn
 from aiograd.tensors.core import TensorCore
 
 #: the part that is always there
@@ -102,7 +102,8 @@ class TrainingState:
     async def asave(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a file on the engine's executor: the states of the moment of the call.
 
-        Cancelled, it waits no longer; the file is the old one or the new one.
+        Cancelled, it waits no longer; the file is the old one or the new one. A file of a later `save` or `asave` to the same path stays in place,
+        also where this one is written after it.
 
         Args:
             path: path of the file.
@@ -113,7 +114,7 @@ class TrainingState:
         ...     await state.asave(os.path.join(folder, "run.safetensors"))
         ...     state.restore(os.path.join(folder, "run.safetensors"))
         """
-        await offload(save, map_tree(lambda tensor: tensor.clone(), self.state_dict(), TensorCore), path)
+        await offload(save_in_turn, map_tree(lambda tensor: tensor.clone(), self.state_dict(), TensorCore), SaveTurn(path))
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, and put everything into that state.
