@@ -120,6 +120,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.lost: list[str] = []
         #: by parameter the values that the compressor of answers has left out
         self.residuals: list[Array | None] = []
+        #: by epoch the digest of the batches of a sampler, and the first member that has read of them
+        self._orders: dict[int, tuple[str, str]] = {}
         #: answers by the version of the base that they lead to, with their bytes
         self._answers: deque[tuple[int, Any, int]] = deque()
         #: requests to forget members

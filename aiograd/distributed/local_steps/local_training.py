@@ -182,9 +182,9 @@ class LocalTraining(LossModule):
         payload, rest = await offload(form.pack, deltas, residuals, form.compress)
         self._is_broken, self._last = False, Contribution(number, make(payload), self.buffers, rest)
         rows = sum(map(len, found))
-        indices_sent = found if self.order.outline.sampler else None
+        drawn = (found, [self.order.digest(epoch) for epoch in sorted({epoch for epoch, _ in batches})]) if self.order.outline.sampler else (None, None)
         seconds = asyncio.get_running_loop().time() - begin - waited
-        return LocalResult(began, rows, losses / rows, seconds, self._last.payload, indices_sent)
+        return LocalResult(began, rows, losses / rows, seconds, self._last.payload, *drawn)
 
     async def _apply(self, sent: Sequence[Array]) -> float:
         """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``.

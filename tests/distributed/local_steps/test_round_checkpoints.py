@@ -252,6 +252,7 @@ class OddData(nn.Module):
             "order": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=True, generator=ag.Generator(number)),
             "shuffles": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=number == 0, generator=ag.Generator(0)),
             "sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1], [2, number]]),
+            "drawn": lambda: ag.data.DataLoader(rows, batch_sampler=Drawn(number)),
             "the same sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1, 5], [2, 4]]),
         }[self.kind]()
 
@@ -335,6 +336,36 @@ async def test_batches_of_a_sampler() -> None:
                 assert (record.indices("w0"), record.indices("w1"), record.rows) == ((0, 1, 5), (2, 4), {"w0": 3, "w1": 2})
             with pytest.raises(ArgumentError, match="contributors w0, w1"):
                 record.indices("w7")
+
+
+class Drawn:
+    """A sampler that draws each epoch anew; the second one differs between members."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        order = np.random.default_rng((self.epoch, self.number if self.epoch == 1 else 0)).permutation(8)
+        return iter(order.reshape(4, 2).tolist())
+
+
+async def test_a_sampler_whose_second_epoch_differs_between_members() -> None:
+    """Its batches are in no round; what the member has read first counts for all."""
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, "drawn", **{**INNER, "steps": 1}) as training:
+            drawn = [index for _ in range(2) for record in [await training.round()] for name in record.members for index in record.indices(name)]
+            assert sorted(drawn) == [*range(8)]
+            for _ in range(2):
+                with pytest.raises(ArgumentError, match="the batches of epoch 1 that the sampler on w[01] has drawn differ from those on w[01]"):
+                    await training.round()
+            assert (training.version, training.epoch) == (2, 1)
+            await training.remove("w1")
+            assert (await training.round()).members == ("w0",)
 
 
 async def test_calls_that_make_no_sense() -> None:
