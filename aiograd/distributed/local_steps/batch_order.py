@@ -2,8 +2,8 @@
 
 Note [The order of an epoch]
     The order of a shuffled epoch e is drawn from the e-th fork of the loader's generator, as in a loop over the loader. So its state is all that is
-    needed to know every order. A sampler is iterated anew for each epoch; only members know its batches. So they send a digest of each epoch that they
-    read from, and the coordinating process compares them.
+    needed to know every order. A sampler is iterated anew for each epoch; only members know its batches. So they send a digest of each epoch that
+    they read from, and the coordinating process compares them.
 """
 
 from __future__ import annotations

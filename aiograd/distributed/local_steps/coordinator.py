@@ -161,9 +161,9 @@ class RoundCoordinator(BaseCoordinator):
             digest, owner = self._orders.setdefault(epoch, (order, member.owner))
             if digest != order:
                 raise ArgumentError(
-                    f"LocalSteps: the batches of epoch {epoch} that the sampler on {member.owner} has drawn differ from those on {owner}, so examples "
-                    "would be read twice or never. Expected a batch_sampler that gives the same batches on every member in each epoch, as one with a "
-                    "generator of the same seed does"
+                    f"LocalSteps: the batches of epoch {epoch} that the sampler on {member.owner} has drawn differ from those on {owner}, so "
+                    "examples would be read twice or never. Expected a batch_sampler that gives the same batches on every member in each epoch, "
+                    "as one with a generator of the same seed does"
                 )
         self._orders = {epoch: order for epoch, order in self._orders.items() if epoch >= self.ledger.first.epoch}
 

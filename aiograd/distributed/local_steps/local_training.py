@@ -182,7 +182,8 @@ class LocalTraining(LossModule):
         payload, rest = await offload(form.pack, deltas, residuals, form.compress)
         self._is_broken, self._last = False, Contribution(number, make(payload), self.buffers, rest)
         rows = sum(map(len, found))
-        drawn = (found, [self.order.digest(epoch) for epoch in sorted({epoch for epoch, _ in batches})]) if self.order.outline.sampler else (None, None)
+        epochs = sorted({epoch for epoch, _ in batches})
+        drawn = (found, [self.order.digest(epoch) for epoch in epochs]) if self.order.outline.sampler else (None, None)
         seconds = asyncio.get_running_loop().time() - begin - waited
         return LocalResult(began, rows, losses / rows, seconds, self._last.payload, *drawn)
 
