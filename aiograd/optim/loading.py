@@ -42,6 +42,10 @@ def share(value: Any) -> float:
     return number
 
 
+#: numbers in words, by the function that converts them
+EXPECTED: dict[Callable[[Any], Any], str] = {count: "a whole number of at least 0", share: "a number from 0 to 1", float: "a number"}
+
+
 def saved_number(what: str, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
     """A number of a saved state.
 
@@ -62,8 +66,7 @@ def saved_number(what: str, name: str, convert: Callable[[Any], Any], value: Any
     except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     if number != number:
-        expected = {count: "a whole number of at least 0", share: "a number from 0 to 1"}.get(convert, "a number")
-        raise ArgumentError(f"{what}: {name} is {value!r:.100}, expected {expected}")
+        raise ArgumentError(f"{what}: {name} is {value!r:.100}, expected {EXPECTED[convert]}")
     return number
 
 

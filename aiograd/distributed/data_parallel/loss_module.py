@@ -34,8 +34,8 @@ def own_errors(what: str) -> Iterator[None]:
         raise
     except DistributedError as error:
         name = type(error).__name__
-        origin = {"type_name": name, "correlation_id": error.correlation_id, "path": error.path}
-        raise RemoteError(f"{what}: {name}: {error}", function=what, **origin) from error
+        text = f"{what}: {name}: {error}"
+        raise RemoteError(text, function=what, type_name=name, correlation_id=error.correlation_id, path=error.path) from error
 
 
 class LossModule:

@@ -38,7 +38,7 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, NotExposedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
 from aiograd.running.offloading import offload
@@ -180,6 +180,15 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         options = self.options
         make_optimizer = options.outer_class or OPTIMIZERS.get(options.outer) or self.worker._core.service.find_class(options.outer).cls
         return make_optimizer(tensors, **options.outer_options)
+
+    def make_inner(self, tensors: list[Any]) -> Any:
+        """An inner optimizer of all parameters; None if only the workers of members know the class."""
+        options = self.options
+        try:
+            make_optimizer = OPTIMIZERS.get(options.optimizer) or self.worker._core.service.find_class(options.optimizer).cls
+        except NotExposedError:
+            return None
+        return make_optimizer(tensors, **options.optimizer_options)
 
     async def _make(self, name: str) -> RemoteLocalMember:
         refs: list[RemoteRef] = []
