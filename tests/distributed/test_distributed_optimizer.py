@@ -673,6 +673,9 @@ async def test_clipping_where_no_gradient_has_arrived() -> None:
             assert (await optimizer.clip_grad_norm_(ctx, 1.0)).item() == 0.0
             with pytest.raises(ArgumentError, match="expected a limit of at least 0"):
                 await optimizer.clip_grad_norm_(ctx, -1.0)
+            for limits in ((None,), ("1",), (1.0, None)):
+                with pytest.raises(ArgumentTypeError, match="expected a number"):
+                    await optimizer.clip_grad_norm_(ctx, *limits)
         with pytest.raises(NoContextError, match="scales the gradients of a context"):
             await optimizer.clip_grad_norm_(None, 1.0)
         with pytest.raises(ContextReleasedError):

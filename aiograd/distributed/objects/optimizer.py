@@ -23,7 +23,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, Dist
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import TensorCore, make
-from aiograd.tensors.norms import factor_for, norm_of, sum_of
+from aiograd.tensors.norms import check_limits, factor_for, norm_of, sum_of
 
 logger = structured_logger("aiograd.distributed")
 
@@ -167,7 +167,7 @@ class DistributedOptimizer:
             GradientError: the norm is not finite. CommitUnknown: a worker could not confirm to have scaled its gradients, or they were in doubt
             before; steps with this context are refused from then on. With any other error (`ContextReleasedError`, `WorkerLostError`,
             `RemoteError`) nothing has been scaled.
-            ArgumentError: no such norm or limit.
+            ArgumentError, ArgumentTypeError: no such norm or limit.
             NoContextError: `ctx` is no context of this worker.
 
         >>> async with driver.context() as ctx:
@@ -175,8 +175,7 @@ class DistributedOptimizer:
         ...     await optimizer.clip_grad_norm_(ctx, 1.0)
         tensor(1.4142135)
         """
-        if not max_norm >= 0 or not norm_type > 0:
-            raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
+        check_limits("clip_grad_norm_", max_norm, norm_type)
         if ctx is None:
             raise NoContextError("a distributed optimizer scales the gradients of a context: `await optimizer.clip_grad_norm_(ctx, 1.0)`")
         check_certain(ctx)
