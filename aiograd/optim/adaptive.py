@@ -20,6 +20,7 @@ import numpy as np
 
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like
+from aiograd.optim.loading import count, share
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.tensor import Tensor
 
@@ -236,7 +237,7 @@ class NAdam(_Adaptive):
     tensor([0.8943548, 1.8943548])
     """
 
-    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": int, "mu_product": float})
+    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": count, "mu_product": share})
 
     def __init__(
         self,

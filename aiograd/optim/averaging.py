@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.optim.loading import count, saved_number
 from aiograd.running.modes import current_mode
 from aiograd.tensors.inplace import write
 
@@ -97,5 +98,6 @@ class ExponentialMovingAverage:
         """
         if not isinstance(state, Mapping) or state.keys() != {"module", "n_averaged"}:
             raise ArgumentError("ExponentialMovingAverage.load_state_dict: expected 'module' and 'n_averaged', as state_dict() returns them")
+        updates = saved_number("ExponentialMovingAverage.load_state_dict", "n_averaged", count, state["n_averaged"])
         self.module.load_state_dict(state["module"])
-        self.n_averaged = int(state["n_averaged"])
+        self.n_averaged = updates

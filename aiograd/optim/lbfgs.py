@@ -10,13 +10,14 @@ Source: Liu and Nocedal, On the limited memory BFGS method (1989); stopping rule
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.optim.line_search import LinePoint, inner, strong_wolfe
+from aiograd.optim.loading import count, saved_array, saved_number
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
@@ -74,6 +75,8 @@ class LBFGS(Optimizer):
     def _check(self, group: Group) -> None:
         for name in ("lr", "max_iter", "history_size"):
             self._check_option(group, name, lambda value: value > 0, "a number above 0" if name == "lr" else "an int above 0")
+        self._check_option(group, "max_eval", lambda value: value > 0, "an int above 0")
+        self._check_numbers(group, "tolerance_grad", "tolerance_change")
         if group["line_search_fn"] not in (None, "strong_wolfe"):
             raise ArgumentError(f"LBFGS(line_search_fn={group['line_search_fn']!r}): expected None or 'strong_wolfe'")
 
@@ -218,15 +221,28 @@ class LBFGS(Optimizer):
 
     def _loaded(self, what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
         if name in ("func_evals", "n_iter"):
-            return int(value)
+            return saved_number(what, name, count, value)
         if isinstance(value, (list, tuple)):
             return [self._loaded(what, n, name, each, p) for each in value]
         if not isinstance(value, (Tensor, np.ndarray)) or not value.shape:
-            return None if value is None else float(value)
-        size = sum(each.size for each in self._params)
-        if tuple(value.shape) != (size,):
-            raise ArgumentError(f"{what}: {name} has shape {list(value.shape)}, expected [{size}]")
+            return None if value is None else saved_number(what, name, float, value)
+        saved_array(f"{what}: {name}", value, (sum(each.size for each in self._params),), p.dtype)
         return make(np.array(host_array(asarray(value)), p.dtype))
+
+    def _check_state(self, what: str, values: Mapping[str, Any], group: Group) -> None:
+        has_begun = values.get("n_iter", 0) > 0
+        for name in ("d", "prev_flat_grad"):
+            if not isinstance(values.get(name), Tensor) and (has_begun or values.get(name) is not None):
+                raise ArgumentError(f"{what}: {name} is {values.get(name)!r:.100} after {values.get('n_iter', 0)} iterations, expected a Tensor")
+        for name in ("t", "H_diag"):
+            if not isinstance(values.get(name, 1.0), float):
+                raise ArgumentError(f"{what}: {name} is {values[name]!r:.100}, expected a number")
+        kinds = {"old_dirs": Tensor, "old_stps": Tensor, "ro": float}
+        lists = {name: values.get(name, []) for name in kinds}
+        if not all(isinstance(found, list) and all(isinstance(each, kinds[name]) for each in found) for name, found in lists.items()):
+            raise ArgumentError(f"{what}: expected lists of Tensors as old_dirs and old_stps, and of numbers as ro")
+        if len({*map(len, lists.values())}) != 1:
+            raise ArgumentError(f"{what}: expected as many {', '.join(lists)}, found {', '.join(str(len(found)) for found in lists.values())}")
 
 
 async def _called(closure: Closure) -> Any:

@@ -32,6 +32,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like as zeros_of
 from aiograd.optim.gradients import Gradients, Pair, by_parameter, with_gradients
+from aiograd.optim.loading import OPTIONAL, check_entries, count, saved_array, saved_groups, saved_number
 from aiograd.optim.packing import PACKED_SIZE, Pack
 from aiograd.running import tracing
 from aiograd.running.caller import is_awaited
@@ -86,7 +87,7 @@ class Optimizer:
     #: a gradient has arrived, or a warning has been given that none has
     _knows_gradients: bool = False
     #: entries of a parameter's state that are numbers
-    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": int})
+    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": count})
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, TensorCore):
@@ -378,36 +379,20 @@ class Optimizer:
             state_dict: the state.
 
         Raises:
-            ArgumentError: groups, parameters or shapes do not fit; nothing has changed.
+            ArgumentError: groups, parameters, options, shapes or dtypes do not fit, or a part is missing; nothing has changed.
         """
         what = f"{type(self).__name__}.load_state_dict"
-        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
-            raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
-        saved, states = state_dict["param_groups"], state_dict["state"]
-        if not isinstance(saved, (list, tuple)) or not all(
-            isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in saved
-        ):
-            raise ArgumentError(f"{what}: expected a list of dicts with lists of 'params' as 'param_groups', as state_dict() returns it")
-        if not isinstance(states, Mapping) or not all(isinstance(values, Mapping) for values in states.values()):
-            raise ArgumentError(f"{what}: expected a dict of dicts by number of a parameter as 'state', as state_dict() returns it")
-        sizes, found = [len(group["params"]) for group in self.param_groups], [len(group["params"]) for group in saved]
-        if sizes != found:
-            raise ArgumentError(f"{what}: found groups of {found} parameters, expected {sizes}")
-        known = self.defaults.keys() | {"initial_lr"}
-        by_number = {
-            n: p for mine, theirs in zip(self.param_groups, saved, strict=True) for n, p in zip(theirs["params"], mine["params"], strict=True)
-        }
-        state: dict[Tensor, dict[str, Any]] = {}
-        for n, values in states.items():
-            if n not in by_number:
-                raise ArgumentError(f"{what}: there is state for parameter {n!r}, which is in no group")
-            state[by_number[n]] = {name: self._loaded(what, n, name, value, by_number[n]) for name, value in values.items()}
-        groups = [
-            {"params": mine["params"], **self.defaults, **{name: value for name, value in theirs.items() if name in known}}
-            for mine, theirs in zip(self.param_groups, saved, strict=True)
-        ]
+        groups, by_number = saved_groups(what, self.param_groups, state_dict, self.defaults)
         for group in groups:
             self._check(group)
+        group_of = {id(p): group for group in groups for p in group["params"]}
+        state: dict[Tensor, dict[str, Any]] = {}
+        for n, values in state_dict["state"].items():
+            if n not in by_number:
+                raise ArgumentError(f"{what}: there is state for parameter {n!r}, which is in no group")
+            p = by_number[n]
+            state[p] = {name: self._loaded(what, n, name, value, p) for name, value in values.items() if value is not None or name not in OPTIONAL}
+            self._check_state(f"{what}: the state of parameter {n}", state[p], group_of[id(p)])
         with self._lock:
             self.state = state
             self._packs = {}
@@ -418,16 +403,16 @@ class Optimizer:
     def _loaded(self, what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
         """A value of a saved state as this optimizer keeps it."""
         if name in self._numbers:
-            try:
-                return self._numbers[name](value)  # a Tensor elsewhere
-            except (TypeError, ValueError):
-                raise ArgumentError(f"{what}: {name} of parameter {n} is {value!r}, expected a number") from None
+            return saved_number(f"{what}: the state of parameter {n}", name, self._numbers[name], value)  # a Tensor elsewhere
         if not isinstance(value, (TensorCore, np.ndarray)):
             return value
-        if tuple(value.shape) != p.shape:
-            raise ArgumentError(f"{what}: {name} of parameter {n} has shape {list(value.shape)}, expected {list(p.shape)}")
+        saved_array(f"{what}: {name} of parameter {n}", value, p.shape, p.dtype)
         array = np.array(asarray(value).detach().cpu().numpy(), dtype=p.dtype, order="C")
         return make(array) if p.device == "cpu" else make(array).to(p.device)
+
+    def _check_state(self, what: str, values: Mapping[str, Any], group: Group) -> None:
+        """Raise unless the state of a parameter, of `_loaded` values, has what a step reads."""
+        check_entries(what, values, self._numbers, self._state_names(group))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_packs")}

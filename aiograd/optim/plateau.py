@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
+from aiograd.optim.loading import count, saved_number
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running.modes import current_mode
 
@@ -134,11 +135,12 @@ class ReduceLROnPlateau:
             state: the state.
 
         Raises:
-            ArgumentError: no such state.
+            ArgumentError: no such state; nothing has changed.
         """
         own = self.state_dict()
         if not isinstance(state, Mapping) or not own.keys() <= state.keys():
             raise ArgumentError(f"ReduceLROnPlateau.load_state_dict: expected {', '.join(own)}")
-        self.best = float(state["best"])
-        for name in ("num_bad_epochs", "cooldown_counter", "last_epoch"):
-            setattr(self, name, int(state[name]))
+        what = "ReduceLROnPlateau.load_state_dict"
+        found = {name: saved_number(what, name, float if name == "best" else count, state[name]) for name in own}
+        for name, value in found.items():
+            setattr(self, name, value)

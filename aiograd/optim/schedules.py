@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
+from aiograd.optim.loading import count, saved_number
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running.modes import current_mode
 
@@ -95,12 +96,13 @@ class LRScheduler:
             state: the state.
 
         Raises:
-            ArgumentError: no such state, or of another number of groups.
+            ArgumentError: no such state, or of another number of groups; nothing has changed.
         """
-        if not isinstance(state, Mapping) or not {"last_epoch", "base_lrs"} <= state.keys() or len(state["base_lrs"]) != len(self.base_lrs):
-            raise ArgumentError(f"{type(self).__name__}.load_state_dict: expected 'last_epoch' and 'base_lrs' for {len(self.base_lrs)} groups")
-        self.last_epoch = int(state["last_epoch"])
-        self.base_lrs = [float(lr) for lr in state["base_lrs"]]
+        what, lrs = f"{type(self).__name__}.load_state_dict", state.get("base_lrs") if isinstance(state, Mapping) else None
+        if not isinstance(lrs, (list, tuple)) or len(lrs) != len(self.base_lrs) or "last_epoch" not in state:
+            raise ArgumentError(f"{what}: expected 'last_epoch' and 'base_lrs' for {len(self.base_lrs)} groups, as state_dict() returns them")
+        last_epoch, base_lrs = saved_number(what, "last_epoch", count, state["last_epoch"]), [saved_number(what, "base_lrs", float, lr) for lr in lrs]
+        self.last_epoch, self.base_lrs = last_epoch, base_lrs
         self._set()
 
 

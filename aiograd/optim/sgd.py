@@ -5,7 +5,8 @@ Source: Sutskever et al., On the importance of initialization and momentum in de
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,7 @@ class SGD(Optimizer):
     """
 
     is_elementwise = True
+    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class SGD(Optimizer):
 
     def _check(self, group: Group) -> None:
         self._check_numbers(group, "lr", "momentum", "weight_decay")
+        self._check_option(group, "dampening", lambda value: value == value + 0.0, "a number")
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             found = f"momentum={group['momentum']}, dampening={group['dampening']}"
             raise ArgumentError(f"SGD(nesterov=True, {found}): expected momentum and no dampening")

@@ -9,11 +9,20 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError
+from aiograd.running.caller import type_found
 from aiograd.running.devices import ScalesGradients, device, device_name_of
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, make
-from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
+from aiograd.tensors.norms import check_limits, factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.tensor import Tensor
+
+_EXPECTED = "expected Tensors, or a mapping of Tensors to their gradients"
+
+
+def _check_tensors(what: str, given: Iterable[Any]) -> None:
+    for each in given:
+        if not isinstance(each, TensorCore):
+            raise ArgumentTypeError(f"{what}: {_EXPECTED}, found a {type_found(each)} among them")
 
 
 def _gradients(what: str, parameters: Any) -> tuple[list[Any], Callable[[list[Any]], None]]:
@@ -23,13 +32,18 @@ def _gradients(what: str, parameters: Any) -> tuple[list[Any], Callable[[list[An
     if isinstance(parameters, Mapping):
         found: Any = parameters
         owners = list(found)
+        _check_tensors(what, found.values())
 
         def replace(arrays: list[Any]) -> None:
             for p, array in zip(owners, arrays, strict=True):
                 found[p] = make(array)
 
         return [found[p].detach()._data for p in owners], replace
+    if not isinstance(parameters, Iterable) or isinstance(parameters, (str, bytes)):
+        advice = ": write parameters()" if hasattr(parameters, "parameters") else ""
+        raise ArgumentTypeError(f"{what}: {_EXPECTED}, found {type_found(parameters)}{advice}")
     given = [parameters] if isinstance(parameters, TensorCore) else list(parameters)
+    _check_tensors(what, given)
     given = [p for p in given if p.grad is not None]
 
     def assign(arrays: list[Any]) -> None:
@@ -56,14 +70,13 @@ def clip_grad_norm_(
 
     Raises:
         GradientError: the norm is not finite; nothing has changed.
-        ArgumentError: no such norm or limit.
+        ArgumentError, ArgumentTypeError: no such norm or limit, or neither Tensors nor a mapping of them; nothing has changed.
     """
     trace = current_mode().trace
     if trace is not None:
         norm: Tensor = trace.acts("clip_grad_norm_", clip_grad_norm_, parameters, max_norm, norm_type, error_if_nonfinite)
         return norm
-    if not max_norm >= 0 or not norm_type > 0:
-        raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
+    check_limits("clip_grad_norm_", max_norm, norm_type)
     arrays, replace = _gradients("clip_grad_norm_", parameters)
     if not arrays:
         return make(np.zeros((), np.float32))  # type: ignore[no-any-return]
@@ -93,12 +106,14 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor] | Mapping[Tensor, Ten
         clip_value: the limit.
 
     Raises:
-        ArgumentError: the limit is below 0.
+        ArgumentError, ArgumentTypeError: the limit is below 0 or no number, or neither Tensors nor a mapping of them; nothing has changed.
     """
     trace = current_mode().trace
     if trace is not None:
         trace.acts("clip_grad_value_", clip_grad_value_, parameters, clip_value)
         return
+    if not hasattr(clip_value, "__float__"):
+        raise ArgumentTypeError(f"clip_grad_value_(clip_value={clip_value!r:.100}): expected a number, found {type_found(clip_value)}")
     if not clip_value >= 0:
         raise ArgumentError(f"clip_grad_value_(clip_value={clip_value}): expected a limit of at least 0")
     arrays, replace = _gradients("clip_grad_value_", parameters)

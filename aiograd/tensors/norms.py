@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.ops.creation import astype
+from aiograd.running.caller import type_found
 
 
 def size_of(array: Any, norm_type: float) -> Any:
@@ -49,6 +50,19 @@ def factor_for(norm: Any, max_norm: float) -> Any:
 def scaled(arrays: Sequence[Any], factor: Any) -> list[Any]:
     """The arrays times a factor, each in its dtype."""
     return [astype(array * factor, dtype=array.dtype, copy=False) for array in arrays]
+
+
+def check_limits(what: str, max_norm: Any, norm_type: Any) -> None:
+    """Raise unless these are the limit and the order of a norm.
+
+    Raises:
+        ArgumentTypeError: one is no number. ArgumentError: the limit is below 0, the order not above it, or one is NaN.
+    """
+    for name, value in (("max_norm", max_norm), ("norm_type", norm_type)):
+        if not hasattr(value, "__float__"):
+            raise ArgumentTypeError(f"{what}({name}={value!r:.100}): expected a number, found {type_found(value)}")
+    if not max_norm >= 0 or not norm_type > 0:
+        raise ArgumentError(f"{what}(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
 
 
 def checked_norm(what: str, clip_norm: Any) -> float | None:

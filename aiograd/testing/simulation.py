@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from aiograd.errors import ArgumentTypeError
+from aiograd.running.caller import type_found
 from aiograd.testing.clock import ExecutorKind, Order, SimulatedLoop
 from aiograd.testing.jobs import JobRunner
 from aiograd.testing.suspension import describe_task
@@ -65,14 +67,24 @@ def simulated_run(
         The value with the figures of the run.
 
     Raises:
+        ArgumentTypeError: `main` is no coroutine function, for instance a coroutine.
         DeadlockError: tasks wait for something that can no longer happen.
         Exception: the error of `main`, with a note on how to repeat the run.
     """
+    if not callable(main):
+        found = type_found(main)
+        if isinstance(main, Coroutine):
+            main.close()
+            found = f"the coroutine {getattr(main, '__qualname__', '')}, made by a call: pass the function, and its arguments after it"
+        raise ArgumentTypeError(f"simulated_run: expected a coroutine function, found {found}")
     loop = SimulatedLoop(seed, order=order, executor=executor)
 
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            task = runner.get_loop().create_task(main(*args), name="main")
+            runner_loop, coroutine = runner.get_loop(), main(*args)
+            if not asyncio.iscoroutine(coroutine):
+                raise ArgumentTypeError(f"simulated_run: {main!r:.100} returned {type_found(coroutine)}; expected a coroutine function")
+            task = runner_loop.create_task(coroutine, name="main")
             if cancel_at is not None:
                 loop.at_step(cancel_at, task.cancel)
             value = loop.run_until_complete(task)

@@ -10,7 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn, optim
-from aiograd.errors import ArgumentError, GradientError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError
 from aiograd.running.offloading import ready
 from tests.support import assert_raises
 from tests.tolerance import tolerance
@@ -98,3 +98,29 @@ def test_a_mapping_of_parameters_to_gradients_is_clipped_in_place() -> None:
     optim.clip_grad_value_(grads, 1.75)
     assert grads[owners[1]].tolist() == [1.75, 1.75]
     assert optim.clip_grad_norm_({}, 1.0).item() == 0.0
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "ab", [None], [3.0], {"a": 3.0}, nn.Linear(1, 1)])
+def test_what_has_no_gradients(wrong: Any) -> None:
+    for clip in (optim.clip_grad_norm_, optim.clip_grad_value_):
+        with pytest.raises(ArgumentTypeError, match=rf"{clip.__name__}: expected Tensors, or a mapping of Tensors to their gradients, found"):
+            clip(wrong, 1.0)
+    with pytest.raises(ArgumentTypeError, match=r"found Linear: write parameters\(\)"):
+        optim.clip_grad_norm_(nn.Linear(1, 1), 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ((None,), ArgumentTypeError), (("1",), ArgumentTypeError), (([1.0],), ArgumentTypeError), ((math.nan,), ArgumentError),
+        ((-1.0,), ArgumentError), ((1.0, None), ArgumentTypeError), ((1.0, math.nan), ArgumentError), ((1.0, 0.0), ArgumentError),
+    ],
+)  # fmt: skip
+def test_limits_that_are_none(limits: tuple[Any, ...], error: type[Exception]) -> None:
+    owners = params(G1)
+    with pytest.raises(error, match=r"clip_grad_norm_\(.*: expected a"):
+        optim.clip_grad_norm_(owners, *limits)
+    if len(limits) == 1:
+        with pytest.raises(error, match=r"clip_grad_value_\(clip_value=.*: expected a"):
+            optim.clip_grad_value_(owners, *limits)
+    assert owners[0].grad.tolist() == G1.tolist()

@@ -368,6 +368,13 @@ def test_states_as_pytorch_writes_them_are_understood() -> None:
     assert optimizer.state[p]["exp_avg"].tolist() == [1.0, 1.0]
 
 
+#: values that would make the next step fail, or take it for an earlier one
+SPOILT = [
+    *({"step": step} for step in (-1, 1.5, float("nan"), float("inf"), None, [1], np.ones(2), 1j)),
+    *({"exp_avg": value} for value in (3.0, None, "x", [1.0], np.zeros((5, 4), np.complex64), np.full((5, 4), "x"), np.full((5, 4), None))),
+]
+
+
 async def test_a_state_that_does_not_fit_changes_nothing() -> None:
     model = net()
     optimizer = optim.Adam(model.parameters())
@@ -392,8 +399,14 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
         {"state": state, "param_groups": None},
         {"state": [state], "param_groups": [group]},
         {"state": {**state, 0: 3}, "param_groups": [group]},
+        {"state": state, "param_groups": [{**group, "params": [0, 1, 2, 2]}]},
+        {"state": state, "param_groups": [{**group, "params": [0, 1, 2, [3]]}]},
+        {"state": state, "param_groups": [{**group, "initial_lr": "x"}]},
+        *({"state": {**state, 0: {**state[0], **part}}, "param_groups": [group]} for part in SPOILT),
+        *({"state": {**state, 0: {**state[0], **part}}, "param_groups": [{**group, "amsgrad": True}]} for part in ({"max_exp_avg_sq": 3.0},)),
+        *({"state": {**state, 0: {n: each for n, each in state[0].items() if n != name}}, "param_groups": [group]} for name in state[0]),
     ):
-        assert_raises(ArgumentError, None, optimizer.load_state_dict, wrong)
+        assert_raises(ArgumentError, r"load_state_dict|Adam\(lr", optimizer.load_state_dict, wrong)
     after = optimizer.state_dict()
     assert after["param_groups"] == good["param_groups"]
     assert after["state"][0]["exp_avg"].tolist() == state[0]["exp_avg"].tolist()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aiograd.errors import ArgumentError, LoopError
+from aiograd.errors import ArgumentError, ArgumentTypeError, LoopError
 from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.support import assert_awaiting_raises, assert_raises
@@ -119,6 +119,15 @@ def test_the_loop_still_unwinds_after_a_deadlock() -> None:
 
 
 # ---- orders and replays
+
+
+def test_what_is_no_coroutine_function_is_refused() -> None:
+    """A coroutine is closed, so that Python does not warn that it was never awaited."""
+    coroutine: Any = _race()
+    assert_raises(ArgumentTypeError, "found the coroutine _race, made by a call: pass the function", simulated_run, coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+    assert_raises(ArgumentTypeError, "expected a coroutine function, found int", simulated_run, 3)
+    assert_raises(ArgumentTypeError, "returned int; expected a coroutine function", simulated_run, lambda: 3)
 
 
 async def _race(callbacks: int = 8) -> list[int]:

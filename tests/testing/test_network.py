@@ -766,6 +766,50 @@ def test_a_seed_repeats_its_run_in_other_processes() -> None:
     assert printed == {repr(_outcomes(range(4)))}
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda network, name: network.reset("left", name), lambda network, name: network.reset(name, "left"),
+        lambda network, name: network.cut("left", name), lambda network, name: network.cut(name, "left", both=False),
+        lambda network, name: network.heal("left", name), lambda network, name: network.partition(["left"], ["other", name]),
+        lambda network, name: network.set_faults("left", name, Faults()), lambda network, name: network.force("left", name, "reset"),
+        lambda network, name: network.clog(name), lambda network, name: network.freeze(name, 1.0),
+        lambda network, name: network.at("bwd.after_accumulate", name, "kill"),
+    ],
+)  # fmt: skip
+def test_a_host_that_there_is_not_is_told_with_the_nearest_one(use: Callable[[SimulatedNetwork, str], Any]) -> None:
+    async def main() -> None:
+        network = SimulatedNetwork()
+        for name in ("left", "right", "other"):
+            network.transport(name)
+        with pytest.raises(ArgumentError, match=r"no host 'rigth' in this network: did you mean 'right'\?; there are: left, right, other\. spawn"):
+            use(network, "rigth")
+        use(network, "right")
+
+    simulated_run(main)
+
+
+def test_links_are_set_up_before_there_are_hosts() -> None:
+    async def main() -> None:
+        network = SimulatedNetwork()
+        network.cut("a", "b")
+        with pytest.raises(TimeoutError):
+            await _pair(network)
+
+    simulated_run(main)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", None, True])
+def test_a_host_is_frozen_for_seconds(seconds: Any) -> None:
+    async def main() -> None:
+        network = SimulatedNetwork()
+        network.transport("a")
+        with pytest.raises(ArgumentError, match=r"freeze\('a', .*\): expected seconds, a number of at least 0"):
+            network.freeze("a", seconds)
+
+    simulated_run(main)
+
+
 def test_one_network_serves_one_loop() -> None:
     network = SimulatedNetwork()
 

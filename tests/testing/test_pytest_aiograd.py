@@ -41,6 +41,50 @@ def test_async_tests_get_the_virtual_clock(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=3)
 
 
+def test_markers_take_arguments_by_position(pytester: pytest.Pytester) -> None:
+    _ini(pytester)
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+        from aiograd.testing import Faults
+
+        @pytest.mark.virtual_clock(3, "permuted")
+        @pytest.mark.simulated_network(4, faults=Faults(reset=0.5))
+        async def test_on_a_loop(virtual_clock, simulated_network):
+            assert (virtual_clock.loop.seed, virtual_clock.loop.order) == (3, "permuted")
+            assert simulated_network.seed == 4 and simulated_network.link("a", "b").faults.reset == 0.5
+
+        @pytest.mark.virtual_clock(3)
+        def test_plain(virtual_clock):
+            async def seed():
+                return asyncio.get_running_loop().seed
+            assert virtual_clock.run(seed).value == 3
+    """)
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    ("marker", "fixture"),
+    [
+        ("virtual_clock(3, 'fifo', 'inline', 5)", "virtual_clock"), ("virtual_clock(3, seed=4)", "virtual_clock"),
+        ("virtual_clock(sead=4)", "virtual_clock"), ("simulated_network(3, fault=4)", "simulated_network"),
+    ],
+)  # fmt: skip
+def test_arguments_of_markers_that_are_none(pytester: pytest.Pytester, marker: str, fixture: str) -> None:
+    _ini(pytester)
+    pytester.makepyfile(f"""
+        import pytest
+
+        @pytest.mark.{marker}
+        def test_it({fixture}):
+            pass
+    """)
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(errors=1)
+    expected = "virtual_clock(seed, order, executor)" if fixture == "virtual_clock" else "simulated_network(seed, faults, access, room)"
+    result.stdout.fnmatch_lines([f"*found the marker {marker}; expected {expected}, each once*"])
+
+
 def test_a_suite_with_loops_of_its_own_keeps_them(pytester: pytest.Pytester) -> None:
     _ini(pytester)
     pytester.makeconftest("""

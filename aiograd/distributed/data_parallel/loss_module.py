@@ -6,16 +6,36 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from aiograd.coordination.module_calls import ModuleCalls
 from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, RemoteError
 from aiograd.running.offloading import ready
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
+
+
+@contextlib.contextmanager
+def own_errors(what: str) -> Iterator[None]:
+    """Code of the module runs within the block. It may use workers of its own: what it says of them is no news of the members of the training.
+
+    Args:
+        what: the code, in words.
+
+    Raises:
+        RemoteError: in place of any other DistributedError.
+    """
+    try:
+        yield
+    except RemoteError:
+        raise
+    except DistributedError as error:
+        name = type(error).__name__
+        text = f"{what}: {name}: {error}"
+        raise RemoteError(text, function=what, type_name=name, correlation_id=error.correlation_id, path=error.path) from error
 
 
 class LossModule:
@@ -78,10 +98,11 @@ class LossModule:
         """The loss of some rows, with its graph. `release` has to follow, however it ends.
 
         Raises:
-            ArgumentError, ArgumentTypeError: the method returned no loss. Exceptions of the method.
+            ArgumentError, ArgumentTypeError: the method returned no loss. RemoteError: see `own_errors`. Other exceptions of the method.
         """
-        loss = await self.call(getattr(self.module, self.method), shard)
         name = f"{type(self.module).__name__}.{self.method}"
+        with own_errors(name):
+            loss = await self.call(getattr(self.module, self.method), shard)
         expected = "expected a 0-d Tensor, the mean loss over the rows of the shard"
         if not isinstance(loss, TensorCore):
             raise ArgumentTypeError(f"{name} returned a {type(loss).__name__}; {expected}")

@@ -38,7 +38,7 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, NotExposedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
 from aiograd.running.offloading import offload
@@ -120,6 +120,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.lost: list[str] = []
         #: by parameter the values that the compressor of answers has left out
         self.residuals: list[Array | None] = []
+        #: by epoch the digest of the batches of a sampler, and the first member that has read of them
+        self._orders: dict[int, tuple[str, str]] = {}
         #: answers by the version of the base that they lead to, with their bytes
         self._answers: deque[tuple[int, Any, int]] = deque()
         #: requests to forget members
@@ -178,6 +180,15 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         options = self.options
         make_optimizer = options.outer_class or OPTIMIZERS.get(options.outer) or self.worker._core.service.find_class(options.outer).cls
         return make_optimizer(tensors, **options.outer_options)
+
+    def make_inner(self, tensors: list[Any]) -> Any:
+        """An inner optimizer of all parameters; None if only the workers of members know the class."""
+        options = self.options
+        try:
+            make_optimizer = OPTIMIZERS.get(options.optimizer) or self.worker._core.service.find_class(options.optimizer).cls
+        except NotExposedError:
+            return None
+        return make_optimizer(tensors, **options.optimizer_options)
 
     async def _make(self, name: str) -> RemoteLocalMember:
         refs: list[RemoteRef] = []

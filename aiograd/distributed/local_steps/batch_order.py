@@ -2,7 +2,8 @@
 
 Note [The order of an epoch]
     The order of a shuffled epoch e is drawn from the e-th fork of the loader's generator, as in a loop over the loader. So its state is all that is
-    needed to know every order. A sampler is iterated anew for each epoch; only members know its batches.
+    needed to know every order. A sampler is iterated anew for each epoch; only members know its batches. So they send a digest of each epoch that
+    they read from, and the coordinating process compares them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class BatchOrder:
         self._sample = sample
         self._sampled: list[list[list[int]]] = []
         self._orders: dict[int, Sequence[int]] = {}
+        self._digests: dict[int, str] = {}
 
     def indices(self, epoch: int, number: int) -> list[int]:
         """The examples of a batch, in order."""
@@ -45,6 +47,16 @@ class BatchOrder:
             return self._sampled[epoch][number]
         size = self.outline.batch_size
         return list(self._order(epoch)[number * size : (number + 1) * size])
+
+    def digest(self, epoch: int) -> str:
+        """SHA-256 over all batches of an epoch."""
+        if epoch not in self._digests:
+            digest = hashlib.sha256()
+            for number in range(self.outline.batches):
+                batch = self.indices(epoch, number)
+                digest.update(np.array([len(batch), *batch], np.int64).tobytes())
+            self._digests[epoch] = digest.hexdigest()
+        return self._digests[epoch]
 
     def _order(self, epoch: int) -> Sequence[int]:
         if not self.outline.generator:
@@ -84,8 +96,7 @@ def order_of(loader: Any, what: str) -> BatchOrder:
         None if sampler is None else lambda: _sampled(sampler, what, len(loader)),
     )
     if sampler is not None:
-        first = (order.indices(0, number) for number in range(len(loader)))
-        order.outline = dataclasses.replace(order.outline, sampler=_digest(first))
+        order.outline = dataclasses.replace(order.outline, sampler=order.digest(0))
     return order
 
 
@@ -94,13 +105,6 @@ def _sampled(sampler: Iterable[Sequence[int]], what: str, count: int) -> list[li
     if len(batches) != count or not all(batches):
         raise ArgumentError(f"{what}: its sampler gave {len(batches)} batches, some of them empty or not; expected {count} that are not empty")
     return batches
-
-
-def _digest(batches: Iterable[list[int]]) -> str:
-    digest = hashlib.sha256()
-    for batch in batches:
-        digest.update(np.array([len(batch), *batch], np.int64).tobytes())
-    return digest.hexdigest()
 
 
 def loader_difference(expected: LoaderOutline, found: LoaderOutline) -> str | None:

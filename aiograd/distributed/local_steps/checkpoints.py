@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from aiograd.distributed.local_steps.remote_local_member import RemoteContributi
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
 from aiograd.distributed.messages.library import LoadModule, ReadModule, ReadOptimizer
 from aiograd.distributed.objects.parameter_stream import fetch, store, store_optimizer
-from aiograd.errors import ArgumentError, ModeError
+from aiograd.errors import ArgumentError, ModeError, ProtocolError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
@@ -78,21 +79,79 @@ def restored(coordinator: RoundCoordinator, state: Any) -> tuple[BaseState, str,
     for name in loader.form.names:
         if not isinstance(order, Mapping) or order.get(name) != getattr(loader, name):
             raise ArgumentError(f"LocalSteps.restore: the data set or the order of its batches is another one ({name} differs)")
-    try:
-        version, seed = int(state["version"]), tuple(int(each) for each in state["seed"])
+    version, seed, members = state["version"], state["seed"], state.get("members", {})
+    if not _is_number(version):
+        raise ArgumentError(f"LocalSteps.restore: version {version!r:.100}; expected a number from 0 on")
+    if not isinstance(seed, (list, tuple)) or not all(map(_is_number, seed)):
+        raise ArgumentError(f"LocalSteps.restore: seed {seed!r:.100}; expected a list of numbers from 0 to 2**63 - 1")
+    with _making_sense("the state"):
         ledger = BatchLedger(loader.batches, state["data"])
         made = BaseState(parameters, buffers, base.trained, coordinator.make_outer, version)
-        outer = {"state": {int(number): each for number, each in state["outer"]["state"].items()}, "param_groups": state["outer"]["param_groups"]}
-        made.outer.load_state_dict(outer)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"LocalSteps.restore: the state makes no sense: {type(error).__name__}: {error}") from error
-    if version < 0:
-        raise ArgumentError(f"LocalSteps.restore: version {version}; expected a number from 0 on")
-    _take_contributed(ledger, state.get("members", {}))
-    return made, made.digest(), ledger, seed, list(answer.values())
+        made.outer.load_state_dict(_by_number(state["outer"]))
+    _take_contributed(ledger, members)
+    for owner in (each.owner for each in coordinator.remotes if each.owner in members):
+        with _making_sense(f"the state of the member on {owner}"):
+            _check_member(coordinator, members[owner], version)
+    return made, made.digest(), ledger, tuple(seed), list(answer.values())
+
+
+@contextlib.contextmanager
+def _making_sense(what: str) -> Iterator[None]:
+    """A block that reads a part of a checkpoint; an error is an ArgumentError that names the part."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, ProtocolError) as error:
+        raise ArgumentError(
+            f"LocalSteps.restore: {what} makes no sense: {type(error).__name__}: {error}. Nothing has changed: restore a checkpoint as checkpoint() "
+            "has returned it"
+        ) from error
+
+
+def _is_number(value: Any) -> bool:
+    """True for an int that can be sent, and is at least 0."""
+    return value.__class__ is int and 0 <= value < 1 << 63
+
+
+def _by_number(state: Any) -> dict[str, Any]:
+    """The state of an optimizer with the numbers of parameters as ints."""
+    return {"state": {int(number): each for number, each in state["state"].items()}, "param_groups": state["param_groups"]}
 
 
 # ---------------------------------------------------------------- members
+
+
+def _check_member(coordinator: RoundCoordinator, saved: Mapping[str, Any], version: int) -> None:
+    """Raise unless a member can go on with its state.
+
+    Args:
+        coordinator: of the training.
+        saved: the state of the member.
+        version: of the base in the checkpoint.
+
+    Raises:
+        ArgumentError, AttributeError, KeyError, ProtocolError, TypeError, ValueError: it cannot.
+    """
+    base, form, inner = coordinator.base, coordinator.form, _by_number(saved["inner"])
+    optimizer = coordinator.make_inner([*base.parameters.values()])
+    if hasattr(optimizer, "load_state_dict"):
+        optimizer.load_state_dict(inner)
+    contribution = saved["contribution"]
+    residuals = [saved["residuals"]] if contribution is None else [saved["residuals"], contribution["rest"]]
+    for payload in residuals:
+        if payload is not None:
+            form.unpack(payload)
+    if contribution is None:
+        return
+    result = parse(LocalResult, encode(LocalResult(**contribution["result"])))
+    form.unpack(result.payload, form.compress)
+    if (result.indices is None) == bool(coordinator.outline.loader.sampler) or result.began > version:
+        raise ArgumentError(f"its contribution is of version {result.began}, with indices {result.indices!r:.100}; the checkpoint is of {version}")
+    if not _is_number(contribution["number"]) or not (contribution["carried"] is None or _is_number(contribution["carried"])):
+        raise ArgumentError(f"its contribution has number {contribution['number']!r:.100} and carried {contribution['carried']!r:.100}")
+    _arrays("buffers of a contribution", contribution["buffers"], base.buffers)
+    if contribution["local"] is not None:
+        values = base.values()
+        _arrays("the module of a contribution", contribution["local"], {path: values[mine] for path, mine in coordinator.outline.state.items()})
 
 
 def _take_contributed(ledger: BatchLedger, members: Any) -> None:

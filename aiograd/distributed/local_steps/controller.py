@@ -211,7 +211,8 @@ class LocalSteps:
             The record of the round.
 
         Raises:
-            QuorumError: too few members are left; nothing has changed. RemoteError: the loss or the data failed on a member, which begins again at
+            QuorumError: too few members are left; nothing has changed. ArgumentError: the samplers of two members draw different batches of an
+            epoch; these are not in the round, and go back. RemoteError: the loss or the data failed on a member, which begins again at
             the base with a fresh inner optimizer; its batches go back. ModeError: grad mode is off.
 
         >>> record = await training.round()

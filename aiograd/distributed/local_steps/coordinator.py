@@ -29,7 +29,7 @@ from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtB
 from aiograd.distributed.local_steps.round_record import RoundRecord
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.failures import first_of, mark_committed
-from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
+from aiograd.errors import ArgumentError, DistributedError, ProtocolError, QuorumError, WorkerLostError
 from aiograd.running.offloading import offload
 from aiograd.running.scalars import log
 from aiograd.running.types import Array
@@ -145,6 +145,7 @@ class RoundCoordinator(BaseCoordinator):
             self.figures.computing += result.seconds
             if (result.indices is None) == bool(self.outline.loader.sampler) or not version <= result.began <= self.base.version:
                 raise ProtocolError(f"worker {member.owner} sent local steps from base {result.began}; expected {version}", code="local-steps")
+            self._check_orders(member, result.orders or [])
             member.contribution, member.batches = RemoteContribution(member.number, member.batches, result, carried), []
             member.can_carry, member.is_fresh = True, False
         except WorkerLostError as error:
@@ -153,6 +154,18 @@ class RoundCoordinator(BaseCoordinator):
             await self.told()  # a member that has not gone on to the base is lost, also one that answers
             if member in self.remotes:
                 raise
+
+    def _check_orders(self, member: RemoteLocalMember, orders: Sequence[str]) -> None:
+        """Raise unless the batches of a sampler are those that other members have drawn in the same epochs."""
+        for epoch, order in zip(sorted({each.epoch for each in member.batches}), orders, strict=False):
+            digest, owner = self._orders.setdefault(epoch, (order, member.owner))
+            if digest != order:
+                raise ArgumentError(
+                    f"LocalSteps: the batches of epoch {epoch} that the sampler on {member.owner} has drawn differ from those on {owner}, so "
+                    "examples would be read twice or never. Expected a batch_sampler that gives the same batches on every member in each epoch, "
+                    "as one with a generator of the same seed does"
+                )
+        self._orders = {epoch: order for epoch, order in self._orders.items() if epoch >= self.ledger.first.epoch}
 
     async def _gather(self, *, raises: bool = True) -> None:
         """Wait until the results of a round are there.

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiograd.coordination.compression import Compressor
-from aiograd.distributed.data_parallel.loss_module import LossModule
+from aiograd.distributed.data_parallel.loss_module import LossModule, own_errors
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.batch_order import order_of
 from aiograd.distributed.local_steps.payload_form import PayloadForm
@@ -169,7 +169,7 @@ class LocalTraining(LossModule):
                     waited += await self._apply(sent)
                     sent = None
                 generator = Generator((*self._seed, *batch))  # draws belong to the batch, on every member
-                with drawing_from(generator.fork()):
+                with drawing_from(generator.fork()), own_errors(f"the data of {type(self.module).__name__}"):
                     rows_of_batch = await self.loader.read(indices)
                 with drawing_from(generator):
                     losses += len(indices) * await self._step(rows_of_batch)
@@ -182,9 +182,10 @@ class LocalTraining(LossModule):
         payload, rest = await offload(form.pack, deltas, residuals, form.compress)
         self._is_broken, self._last = False, Contribution(number, make(payload), self.buffers, rest)
         rows = sum(map(len, found))
-        indices_sent = found if self.order.outline.sampler else None
+        epochs = sorted({epoch for epoch, _ in batches})
+        drawn = (found, [self.order.digest(epoch) for epoch in epochs]) if self.order.outline.sampler else (None, None)
         seconds = asyncio.get_running_loop().time() - begin - waited
-        return LocalResult(began, rows, losses / rows, seconds, self._last.payload, indices_sent)
+        return LocalResult(began, rows, losses / rows, seconds, self._last.payload, *drawn)
 
     async def _apply(self, sent: Sequence[Array]) -> float:
         """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``.
@@ -244,7 +245,8 @@ class LocalTraining(LossModule):
     async def _step(self, batch: Any) -> float:
         """One local step; returns the loss."""
         loss = await self.loss(batch if isinstance(batch, (tuple, list)) else (batch,))
-        grads = await grad(loss, self.parameters, allow_unused=True)
+        with own_errors(f"the gradients of {type(self.module).__name__}.{self.method}"):
+            grads = await grad(loss, self.parameters, allow_unused=True)
         arrays = self.clipped([None if each is None else each.detach()._data for each in grads])
         given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
         await self._calls.offload(functools.partial(self._inner.step, given))

@@ -86,6 +86,8 @@ class LocalResult(WireMessage):
     payload: Any
     #: of the examples, by batch, if a sampler draws them
     indices: list[list[int]] | None = None
+    #: the digest of the order of each epoch of these batches, by number of the epoch, if a sampler draws them
+    orders: list[str] | None = None
 
 
 @message(code="local-steps", wire=list)

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.message_form import WireMessage
-from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.messages.library import CreateOptimizer, GradientSizes, LoadOptimizer, ReadOptimizer, ScaleGradients, SetOptions, ask_library
 from aiograd.distributed.objects.module import RemoteModule
-from aiograd.distributed.objects.optimizer_step import OptimizerStep
+from aiograd.distributed.objects.optimizer_step import OptimizerStep, StepNumbers, check_certain
 from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
@@ -24,7 +23,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, Dist
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import TensorCore, make
-from aiograd.tensors.norms import factor_for, norm_of, sum_of
+from aiograd.tensors.norms import check_limits, factor_for, norm_of, sum_of
 
 logger = structured_logger("aiograd.distributed")
 
@@ -39,7 +38,8 @@ class DistributedOptimizer:
 
     A pipeline leaves the gradients in ``grad`` of each worker's parameters instead: ``await pipe.step(x, target)``, ``await optimizer.step()``.
 
-    A step is numbered, and taken at most once on each worker however often it is asked for.
+    A step is numbered, and taken at most once on each worker however often it is asked for. After a `StepError` the same step, in its context, ends
+    on the workers that lack it; any other one is refused until all workers agree again.
 
     Args:
         worker: this worker.
@@ -67,10 +67,9 @@ class DistributedOptimizer:
         self._own: list[RemoteRef] = []
         self._refs = self._by_owner(refs)
         self._optimizers: dict[str, RemoteRef] = {}
-        self._steps = 0
-        #: how many steps were tried, which tells steps with gradients in ``grad`` apart
-        self._attempts = 0
-        self._is_half_restored = False
+        self._steps = StepNumbers()
+        #: name of the method that has not restored all workers; "": there is none
+        self._half_restored = ""
         self._lock = asyncio.Lock()
 
     def _by_owner(self, refs: Iterable[Any]) -> dict[str, list[RemoteRef]]:
@@ -100,11 +99,12 @@ class DistributedOptimizer:
     @property
     def steps(self) -> int:
         """Number of the last step."""
-        return self._steps
+        return self._steps.last
 
-    async def _prepare(self) -> None:
-        if self._is_half_restored:
-            raise DistributedError("DistributedOptimizer: restore() did not get to its end, so some workers have no state; call it again")
+    async def _prepare(self, restoring: str = "") -> None:
+        if self._half_restored and restoring != self._half_restored:
+            text = f"DistributedOptimizer: {self._half_restored}() did not get to its end, so some workers lack its state; call it again"
+            raise DistributedError(text)
         await self._make_missing(None)
 
     async def _make_missing(self, timeout: float | None) -> None:
@@ -128,8 +128,10 @@ class DistributedOptimizer:
             timeout: seconds for the whole step.
 
         Raises:
-            StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
-            checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
+            StepError: some workers have not taken the step or could not confirm it; says which have. In the same context, before a further pass
+            or clipping, it may be asked for again: workers that have taken it do not repeat it. Any other step, `clip_grad_norm_`, `state_dict` and
+            `add` raise a StepError, too, until all workers are restored from one checkpoint (`load_state_dict`; `restore`, where one was lost) or
+            lost ones are dropped (`remove`). ContextReleasedError,
             ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete, or, without a context, a step of a
             pipeline is in doubt on a worker that has parameters: no worker has taken the step.
 
@@ -140,7 +142,7 @@ class DistributedOptimizer:
         1
         """
         if ctx is not None:
-            _check_certain(ctx)
+            check_certain(ctx)
         with tracing.span("optimizer step", attributes={"aiograd.workers": len(self._refs)}):
             await self._carry_out(self._step(ctx, timeout), "step")
 
@@ -165,7 +167,7 @@ class DistributedOptimizer:
             GradientError: the norm is not finite. CommitUnknown: a worker could not confirm to have scaled its gradients, or they were in doubt
             before; steps with this context are refused from then on. With any other error (`ContextReleasedError`, `WorkerLostError`,
             `RemoteError`) nothing has been scaled.
-            ArgumentError: no such norm or limit.
+            ArgumentError, ArgumentTypeError: no such norm or limit.
             NoContextError: `ctx` is no context of this worker.
 
         >>> async with driver.context() as ctx:
@@ -173,16 +175,16 @@ class DistributedOptimizer:
         ...     await optimizer.clip_grad_norm_(ctx, 1.0)
         tensor(1.4142135)
         """
-        if not max_norm >= 0 or not norm_type > 0:
-            raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
+        check_limits("clip_grad_norm_", max_norm, norm_type)
         if ctx is None:
             raise NoContextError("a distributed optimizer scales the gradients of a context: `await optimizer.clip_grad_norm_(ctx, 1.0)`")
-        _check_certain(ctx)
+        check_certain(ctx)
         return await self._carry_out(self._clip(ctx, float(max_norm), float(norm_type), error_if_nonfinite, timeout), "clipping")
 
     async def _clip(self, ctx: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool, timeout: float | None) -> Any:
         with self.worker.within(ctx):
             await self._prepare()
+            self._steps.check_whole(self._refs, "would scale gradients")
             owners = [owner for owner in self._refs if owner in self._optimizers]
             ask = functools.partial(self._ask, owners, timeout)
             answers = await ask(GradientSizes, norm_type)
@@ -199,6 +201,7 @@ class DistributedOptimizer:
                 )
             factor = factor_for(norm, max_norm)
             if factor != 1.0:
+                self._steps.scaled(ctx)
                 answers = await ask(ScaleGradients, make(np.asarray(factor)))
                 failed = {owner: answer for owner, answer in zip(owners, answers, strict=True) if isinstance(answer, BaseException)}
                 if failed:
@@ -237,14 +240,13 @@ class DistributedOptimizer:
             await self._prepare()
             if ctx is None:
                 self.worker._objects.check_certain(owners=self._optimizers)
-            self._steps += 1
-            self._attempts += 1
-            step = OptimizerStep(self.worker, self._optimizers, self._steps, None if ctx is not None else self._attempts, timeout)
+            number = self._steps.begin(ctx, self._refs)
+            step = OptimizerStep(self.worker, self._optimizers, number, None if ctx is not None else self._steps.attempts, timeout)
             try:
                 await step.take()
             finally:
-                if step.confirmed == ():
-                    self._steps -= 1  # no worker is known to have taken it: it may be tried again under its number
+                if step.confirmed is not None:
+                    self._steps.ended(ctx, step.confirmed, step.failed)
 
     async def set_options(self, **options: Any) -> None:
         """Change options on every worker, for the steps to come.
@@ -269,7 +271,7 @@ class DistributedOptimizer:
         >>> await optimizer.delete()
         """
         async with self._lock:
-            optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
+            optimizers, self._optimizers, self._steps = self._optimizers, {}, StepNumbers()
             await asyncio.gather(*(ref.delete() for ref in optimizers.values()))
 
     async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -286,8 +288,9 @@ class DistributedOptimizer:
         """
         async with self._lock:
             await self._prepare()
+            self._steps.check_whole(self._refs, "would read states of different steps")
             states = await asyncio.gather(*(self._state_of(ref, timeout) for ref in self._optimizers.values()))
-            return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
+            return {"steps": self._steps.last, "workers": dict(zip(self._optimizers, states, strict=True))}
 
     async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
         head, state = await fetch(self.worker, ref, ReadOptimizer, timeout)
@@ -309,8 +312,10 @@ class DistributedOptimizer:
         """
         states = _checked(state, self._refs)
         async with self._lock:
-            await self._prepare()
-            await self._load(states, state["steps"], timeout)
+            await self._prepare("load_state_dict")
+            self._half_restored = "load_state_dict"
+            await self._load(states, timeout)
+            self._restored(state)
 
     async def restore(self, refs: Iterable[Any], state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Begin anew from a checkpoint with other references, after workers were lost and their objects were made again.
@@ -344,13 +349,12 @@ class DistributedOptimizer:
             await self._let_go(made, timeout)
             raise
         async with self._lock:
-            self._is_half_restored = True
+            self._half_restored = "restore"
             old, self._optimizers, self._refs = self._optimizers, {}, by_owner
             await self._let_go([*old.values(), *own], timeout)
-            self._steps = 0
             await self._make_missing(timeout)
-            await self._load(states, state["steps"], timeout)
-            self._is_half_restored = False
+            await self._load(states, timeout)
+            self._restored(state)
 
     async def remove(self, name: str) -> None:
         """Drop the parameters on a worker, which may be lost: of a replica that `Pipeline.remove` has removed, for instance.
@@ -398,12 +402,13 @@ class DistributedOptimizer:
                     f"{', '.join(self._refs)}; and one of the latter as like={like!r}"
                 )
             await self._prepare()
+            self._steps.check_whole(self._refs, "would read the state of one worker for another")
             (owner,) = added
             state = await self._state_of(self._optimizers[like], timeout)
             self._refs |= added
             try:
                 await self._make(owner, timeout)
-                await self._load({owner: state}, self._steps, timeout)
+                await self._load({owner: state}, timeout)
             except BaseException:
                 del self._refs[owner]
                 made = self._optimizers.pop(owner, None)
@@ -416,34 +421,26 @@ class DistributedOptimizer:
             if isinstance(error, BaseException) and not isinstance(error, DistributedError):
                 raise error
 
-    async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
+    async def _load(self, states: Mapping[str, Any], timeout: float | None) -> None:
         loading = []
         for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
             head = dict(states[owner])
             loading.append(store(self.worker, ref, LoadOptimizer, dict(head.pop("state")), timeout, head))
         await asyncio.gather(*loading)
-        self._steps = steps
 
-
-def _check_certain(ctx: Any) -> None:
-    """Raise unless the gradients of a context can be used."""
-    if not isinstance(ctx, Context):
-        raise ArgumentTypeError(f"DistributedOptimizer: expected the context with the gradients, of `worker.context()`, found {type(ctx).__name__}")
-    ctx.check_open()
-    if ctx.in_doubt:
-        raise CommitUnknown(
-            f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, or clipping not to have "
-            "reached every worker, so they may not be complete. Restore from a checkpoint and run it again in a new context."
-        )
+    def _restored(self, state: Mapping[str, Any]) -> None:
+        self._steps.restored(state["steps"])
+        self._half_restored = ""
 
 
 def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The states of the workers."""
     states = state.get("workers") if isinstance(state, Mapping) else None
-    if not isinstance(states, Mapping) or set(states) != set(refs) or not isinstance(state.get("steps"), int):
+    if not isinstance(states, Mapping) or set(states) != set(refs) or state.get("steps").__class__ is not int:
         raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(refs)}, as state_dict() returned it")
     for owner, each in states.items():
         is_whole = isinstance(each, Mapping) and {"taken", "groups", "state"} <= each.keys() and isinstance(each["state"], Sequence)
+        is_whole = is_whole and each["taken"].__class__ is int
         if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[0], int | str) for entry in each["state"]):
             raise ArgumentError(f"load_state_dict: the state of worker {owner!r} is not what state_dict() of a DistributedOptimizer returned")
     return states

@@ -21,6 +21,8 @@ FaultsOf = Callable[[str, str], Faults]
 class Links:
     """The links between all hosts of a network, by name; a link exists as soon as it is spoken of.
 
+    Names of hosts are checked once the network has hosts, so links can be set up before.
+
     Args:
         seed: decides everything that is drawn.
         faults: the faults of each link for which `set_faults` has set no others, or a function of its source and target.
@@ -80,11 +82,12 @@ class Links:
         """Let a fault strike when each of the next `count` frames is sent from `a` to `b`.
 
         Raises:
-            ArgumentError: no such kind.
+            ArgumentError: no such kind, or host.
         """
         if kind not in FAULT_KINDS:
             raise ArgumentError(f"force({kind!r}): expected one of {', '.join(FAULT_KINDS)}")
-        self.link(a, b).forced.extend([kind] * count)
+        for link in self._between(a, b, False):
+            link.forced.extend([kind] * count)
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
         """Let nothing pass from `a` to `b`, and back if `both`; no end notices. See Note [A cut] in `aiograd.testing.network.link`."""
@@ -118,6 +121,7 @@ class Links:
 
     def clog(self, name: str) -> None:
         """Let nothing pass to or from a host until `unclog`."""
+        self._check_host(name)
         self._clogged.add(name)
 
     def unclog(self, name: str) -> None:
@@ -184,7 +188,13 @@ class Links:
         """The time on the loop; 0 before the network is used on one."""
         raise NotImplementedError
 
+    def _check_host(self, name: str) -> None:
+        """Raise an ArgumentError if the network has hosts and `name` is none of them."""
+        raise NotImplementedError
+
     def _between(self, a: str, b: str, both: bool) -> list[SimulatedLink]:
+        self._check_host(a)
+        self._check_host(b)
         return [self.link(a, b), self.link(b, a)] if both else [self.link(a, b)]
 
     def _heal(self, links: Iterable[SimulatedLink], resumed: Iterable[SimulatedLink] = ()) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import difflib
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -218,10 +220,12 @@ class SimulatedNetwork(Links):
             seconds: for how long. Freezing a frozen host can only make it longer.
 
         Raises:
-            ArgumentError: no such host.
+            ArgumentError: no such host, or `seconds` is no number of at least 0.
             LoopError: the loop is not simulated.
         """
         host, loop = self._known(name), self._simulated("freeze")
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+            raise ArgumentError(f"freeze({name!r}, {seconds!r}): expected seconds, a number of at least 0")
         self._hit(name, "freeze")
         host.frozen_until = max(host.frozen_until, loop.time() + seconds)
         loop.freeze(host.owner)
@@ -233,8 +237,13 @@ class SimulatedNetwork(Links):
         Args:
             a: name of the one host.
             b: name of the other.
+
+        Raises:
+            ArgumentError: no such host.
         """
         now = self.loop.time()
+        self._known(a)
+        self._known(b)
         broken: set[SimulatedChannel] = set()
         for source, target in ((a, b), (b, a)):
             host = self._hosts.get(source)
@@ -259,8 +268,9 @@ class SimulatedNetwork(Links):
             The armed event; it is disarmed by itself when a simulated loop is closed.
 
         Raises:
-            ArgumentError: an unknown point or action.
+            ArgumentError: an unknown point, action or host.
         """
+        self._check_host(name)
         actions: dict[str, Callable[[], object]] = {"kill": partial(self.kill, name), "kill silently": partial(self.kill, name, silent=True)}
         if isinstance(action, str):
             if action not in actions:
@@ -300,8 +310,16 @@ class SimulatedNetwork(Links):
     def _known(self, name: str) -> Host:
         host = self._hosts.get(name)
         if host is None:
-            raise ArgumentError(f"no host {name!r} in this network; there are: {', '.join(self._hosts) or 'none'}")
+            near = difflib.get_close_matches(str(name), self._hosts, 1)
+            raise ArgumentError(
+                f"no host {name!r} in this network{f': did you mean {near[0]!r}?' if near else ''}; there are: {', '.join(self._hosts) or 'none'}. "
+                "spawn(), host() and transport() make a host"
+            )
         return host
+
+    def _check_host(self, name: str) -> None:
+        if self._hosts:
+            self._known(name)
 
     def _incarnation(self, name: str, number: int) -> Host:
         return Host(self, name, number, self.stream(f"entropy:{name}#{number}"))

@@ -44,9 +44,20 @@ else:
     async_fixture = pytest_asyncio.fixture
 
 
-def _options(item: pytest.Item) -> dict[str, Any]:
-    marker = item.get_closest_marker("virtual_clock")
-    return {} if marker is None else dict(marker.kwargs)
+#: the arguments of each marker, in order
+_ARGUMENTS = {"virtual_clock": ("seed", "order", "executor"), "simulated_network": ("seed", "faults", "access", "room")}
+
+
+def _options(item: pytest.Item, name: str) -> dict[str, Any]:
+    """The arguments of the marker of this name by their names; empty if the test has none."""
+    marker, names = item.get_closest_marker(name), _ARGUMENTS[name]
+    if marker is None:
+        return {}
+    options = dict(zip(names, marker.args, strict=False))
+    if len(marker.args) > len(names) or not marker.kwargs.keys() <= {*names} - options.keys():
+        found = [*map(repr, marker.args), *(f"{key}={value!r}" for key, value in marker.kwargs.items())]
+        raise pytest.UsageError(f"{item.nodeid}: found the marker {name}({', '.join(found)}); expected {name}({', '.join(names)}), each once")
+    return options | marker.kwargs
 
 
 def _asks_for_the_clock(item: pytest.Item) -> bool:
@@ -56,8 +67,9 @@ def _asks_for_the_clock(item: pytest.Item) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known, and uses of deprecated names errors."""
     config.getini("filterwarnings").insert(0, "error:.* is deprecated since aiograd :DeprecationWarning")
-    config.addinivalue_line("markers", "virtual_clock(seed, order, executor): how the `virtual_clock` fixture makes its simulated loop")
-    config.addinivalue_line("markers", "simulated_network(seed, faults, access): how the `simulated_network` fixture makes its network")
+    texts = {"virtual_clock": "makes its simulated loop", "simulated_network": "makes its network"}
+    for name, text in texts.items():
+        config.addinivalue_line("markers", f"{name}({', '.join(_ARGUMENTS[name])}): how the `{name}` fixture {text}")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -67,7 +79,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Generator[None, Mapping[
     if _asks_for_the_clock(item):
         from aiograd.testing import SimulatedLoop
 
-        return {"virtual": functools.partial(SimulatedLoop, **_options(item))}
+        return {"virtual": functools.partial(SimulatedLoop, **_options(item, "virtual_clock"))}
     if chosen is None:
         import asyncio
 
@@ -93,7 +105,7 @@ def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
     """
     from aiograd.testing.virtual_clock import VirtualClock
 
-    return VirtualClock(_options(request.node))
+    return VirtualClock(_options(request.node, "virtual_clock"))
 
 
 @pytest.fixture
@@ -104,8 +116,7 @@ def simulated_network(virtual_clock: VirtualClock, request: pytest.FixtureReques
     """
     from aiograd.testing import SimulatedNetwork
 
-    marker = request.node.get_closest_marker("simulated_network")
-    return SimulatedNetwork(**({} if marker is None else marker.kwargs))
+    return SimulatedNetwork(**_options(request.node, "simulated_network"))
 
 
 @pytest.fixture

@@ -49,6 +49,28 @@ def test_a_loss_that_fails_on_one_replica(name: str, accumulate: int) -> None:
     World(accumulate=accumulate).simulate(main)
 
 
+def test_a_loss_that_lost_a_worker_of_its_own_leaves_no_replica_out() -> None:
+    """Even if it names a replica that lives, where losses are absorbed."""
+
+    async def main(world: World) -> None:
+        module, replicas = module_of(world.host("w0")), world.replicas
+        await replicas.step(GIVEN[0])
+        loss, names = module.loss, replicas.names
+
+        async def lost(*shard: Any) -> Any:
+            module.loss = loss
+            raise WorkerLostError("w1 is lost", worker="w1")
+
+        module.loss = lost
+        with pytest.raises(RemoteError, match=r"Net.loss: WorkerLostError: w1 is lost") as caught:
+            await replicas.step(GIVEN[1])
+        assert caught.value.worker == "w0" and replicas.names == names
+        await replicas.step(GIVEN[1])
+        assert replicas.names == names and world.states == [await expected(GIVEN[:2])] * 3
+
+    World(absorb=True).simulate(main)
+
+
 @contextlib.contextmanager
 def told_of_a_loss(world: World, method: str) -> Iterator[None]:
     """Replicas form a group in which w2 is lost: w1 tells of that at once, and the driver notices later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,9 @@ BROKEN: dict[str, Any] = {
     "another data set": lambda state: {**state, "order": {**state["order"], "examples": 27}},
     "a place beyond": lambda state: {**state, "data": {"epoch": 0, "batches": 13, "ahead": []}},
     "another optimizer": lambda state: {**state, "outer": {"state": {}, "param_groups": []}},
-    "a version below 0": lambda state: {**state, "version": -1},
+    "no outer optimizer": lambda state: {**state, "outer": {"state": [], "param_groups": []}},
+    **{f"version {version}": lambda state, version=version: {**state, "version": version} for version in (-1, 1.5, True, "3", None, 1 << 63)},
+    **{f"seed {seed}": lambda state, seed=seed: {**state, "seed": seed} for seed in ([-1, 2], [1.5, 2], ["1", "2"], "12", 3, [1 << 63, 1], None)},
 }
 
 
@@ -141,6 +144,64 @@ async def test_what_cannot_be_restored(name: str) -> None:
                 await training.restore(BROKEN[name](state))
             assert (training.digest, training.version) == (before, 1)
             await training.round()
+
+
+def spoilt(path: str, value: Any) -> Any:
+    """A change of the state of member w0: the part at a path gets another value; "..." takes it away."""
+
+    def spoil(member: dict[str, Any]) -> None:
+        *outer, last = path.split(".")
+        for name in outer:
+            member = member[name]
+        if value is ...:
+            del member[last]
+        else:
+            member[last] = value
+
+    return spoil
+
+
+MEMBERS: dict[str, tuple[str, Any]] = {
+    "no state of a parameter": ("inner.state.1", 3),
+    "an unknown parameter": ("inner.state.9", {}),
+    "a shape": ("inner.state.1.exp_avg", np.ones(3, np.float32)),
+    "a missing slot": ("inner.state.1.exp_avg_sq", ...),
+    "a step": ("inner.state.1.step", -1),
+    "a rate": ("inner.param_groups", [{"params": [0, 1, 2, 3, 4], "lr": "fast"}]),
+    "no groups": ("inner.param_groups", ...),
+    "residuals": ("residuals", np.ones(3, np.float32)),
+    "residuals of another size": ("residuals", ag.asarray(np.zeros(3, np.uint8))),
+    "a payload": ("contribution.result.payload", ag.asarray(np.zeros(3, np.uint8))),
+    "rows": ("contribution.result.rows", 0),
+    "a loss": ("contribution.result.loss", "low"),
+    "a later base": ("contribution.result.began", 2),
+    "indices without a sampler": ("contribution.result.indices", [[1]]),
+    "a number": ("contribution.number", -1),
+    "carried": ("contribution.carried", "x"),
+    "the rest": ("contribution.rest", ag.asarray(np.zeros(3, np.uint8))),
+    "buffers": ("contribution.buffers", {"count": ag.ones(2)}),
+    "a module": ("contribution.local", {"weight": ag.ones(2)}),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+async def test_states_of_members_that_cannot_be_restored(name: str) -> None:
+    options: dict[str, Any] = {**INNER, "optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.01}}
+    options["compress"] = dist.TopK(1 / 8, bits=4, block=64)
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **options) as training:
+            await training.round()
+            state = await with_contribution(training, others)
+            good = copy.deepcopy(state)
+            before = await training.checkpoint(members=True)
+            spoilt(*MEMBERS[name])(state["members"]["w0"])
+            with pytest.raises(ArgumentError, match="the state of the member on w0 makes no sense|the states of the members make no sense"):
+                await training.restore(state)
+            assert str(await training.checkpoint(members=True)) == str(before)
+            record = await training.round()
+            await training.restore(good)
+            again = await training.round()
+            assert (again.batches["w0"], again.losses["w0"]) == (record.batches["w0"], record.losses["w0"])
 
 
 CONTRIBUTED: dict[str, tuple[Any, str]] = {
@@ -252,6 +313,7 @@ class OddData(nn.Module):
             "order": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=True, generator=ag.Generator(number)),
             "shuffles": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=number == 0, generator=ag.Generator(0)),
             "sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1], [2, number]]),
+            "drawn": lambda: ag.data.DataLoader(rows, batch_sampler=Drawn(number)),
             "the same sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1, 5], [2, 4]]),
         }[self.kind]()
 
@@ -335,6 +397,36 @@ async def test_batches_of_a_sampler() -> None:
                 assert (record.indices("w0"), record.indices("w1"), record.rows) == ((0, 1, 5), (2, 4), {"w0": 3, "w1": 2})
             with pytest.raises(ArgumentError, match="contributors w0, w1"):
                 record.indices("w7")
+
+
+class Drawn:
+    """A sampler that draws each epoch anew; the second one differs between members."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Any:
+        self.epoch += 1
+        order = np.random.default_rng((self.epoch, self.number if self.epoch == 1 else 0)).permutation(8)
+        return iter(order.reshape(4, 2).tolist())
+
+
+async def test_a_sampler_whose_second_epoch_differs_between_members() -> None:
+    """Its batches are in no round; what the member has read first counts for all."""
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, "drawn", **{**INNER, "steps": 1}) as training:
+            drawn = [index for _ in range(2) for record in [await training.round()] for name in record.members for index in record.indices(name)]
+            assert sorted(drawn) == [*range(8)]
+            for _ in range(2):
+                with pytest.raises(ArgumentError, match="the batches of epoch 1 that the sampler on w[01] has drawn differ from those on w[01]"):
+                    await training.round()
+            assert (training.version, training.epoch) == (2, 1)
+            await training.remove("w1")
+            assert (await training.round()).members == ("w0",)
 
 
 async def test_calls_that_make_no_sense() -> None:

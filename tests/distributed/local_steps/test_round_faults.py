@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.errors import DistributedError, QuorumError, RemoteError
+from aiograd.errors import DeadlineError, DistributedError, QuorumError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
 from tests.distributed.local_steps.learners import Dropping
 from tests.distributed.local_steps.simulated import World, in_world
 
@@ -126,6 +126,37 @@ async def test_computed_steps_are_not_computed_again(world: World) -> None:
     assert record.members == ("w0", "w2") and record.lost == ("w1",)
     assert [world.model(name).steps - steps[name] for name in record.members] == [2, 2]
     await world.oracle()
+
+
+@pytest.mark.parametrize("where", ["loss", "data"])
+@pytest.mark.parametrize("kind", [WorkerLostError, ReferenceLostError, DeadlineError, UnknownPeerError])
+def test_a_loss_or_data_that_lost_a_worker_of_its_own_does_not_lose_the_member(kind: type[Exception], where: str) -> None:
+    """Even if it names a member."""
+
+    async def main(world: World) -> None:
+        training = world.training
+        await training.round()
+        before = training.digest, training.names
+        error = WorkerLostError("w1 is lost", worker="w1") if kind is WorkerLostError else kind("of its own")
+        module, loader = world.model("w2"), world.member("w2")._training.loader
+        if where == "loss":
+            module.fails.append(error)
+        else:
+            read = loader.read
+
+            async def fails(indices: Any) -> Any:
+                loader.read = read
+                raise error
+
+            loader.read = fails
+        with pytest.raises(RemoteError, match=f"{kind.__name__}: {error}") as caught:
+            await training.round()
+        assert (caught.value.worker, caught.value.type_name) == ("w2", kind.__name__)
+        assert (training.digest, training.names) == before
+        assert (await training.round()).members == training.names == ("w0", "w1", "w2")
+        await world.oracle()
+
+    World().simulate(main)
 
 
 @pytest.mark.parametrize("name", ["w0", "w1"])
