@@ -432,7 +432,7 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
             if recordings:
                 began = state()
                 for recording in recordings:
-                    recording.draws.foreign.append(began)
+                    recording.draws.note(None, began)
             yield
         finally:
             if source is not None or is_scoped:
