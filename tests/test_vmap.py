@@ -385,8 +385,8 @@ def test_values_of_examples_are_not_written_into_tensors_from_outside() -> None:
 @pytest.mark.parametrize(
     "draws",
     [
-        lambda x: F.dropout(x, 0.5), ag.nn.Dropout(0.5), lambda x: x * ag.rand(3), lambda x: x + ag.randn_like(x), lambda x: x + ag.randint(0, 9, (3,)),
-        lambda x: x[ag.randperm(3)], lambda x: x * ag.Generator(0).bernoulli(0.5, 3),
+        lambda x: F.dropout(x, 0.5), ag.nn.Dropout(0.5), lambda x: x * ag.rand(3), lambda x: x + ag.randn_like(x),
+        lambda x: x + ag.randint(0, 9, (3,)), lambda x: x[ag.randperm(3)], lambda x: x * ag.Generator(0).bernoulli(0.5, 3),
     ],
     ids=["dropout", "module", "rand", "like", "randint", "permutation", "own"],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Note [Rows together]
     The rows of a Jacobian are passes over one graph that differ in the gradient they start from. So the graph is recorded once, on plain arrays, and
-    one call of `with_batch_axis` runs the pass for a block of one-hot gradients: rules of rows get arrays with a hidden batch axis, by the rules on Tensors that
+    one call of `vmap` runs the pass for a block of one-hot gradients: rules of rows get arrays with a hidden batch axis, by the rules on Tensors that
     a pass with ``create_graph`` uses, since fused kernels take plain arrays. A rule that `vmap` cannot batch runs in its loop over the examples.
 
 Note [Columns together]
