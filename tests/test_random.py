@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.random import Generator, default_generator, seed
 from aiograd.running.random_streams import Draws, Replay
 from tests.support import assert_raises
@@ -176,6 +176,38 @@ def test_bad_arguments_are_refused_and_draw_nothing(call: Any) -> None:
 
 
 # The default generator
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x.exponential_(0), lambda x: x.exponential_(-1), lambda x: x.exponential_(NAN), lambda x: x.exponential_("1"),
+        lambda x: x.uniform_(2, 1), lambda x: x.uniform_(NAN, 1), lambda x: x.uniform_("0", 1), lambda x: x.normal_(0, -1),
+        lambda x: x.normal_(0, NAN),
+        lambda x: x.bernoulli_(1.1), lambda x: x.bernoulli_(NAN), lambda x: x.bernoulli_(x - 1), lambda x: x.random_(5, 0),
+        lambda x: x.random_(0, 2.5),
+        lambda x: ag.bernoulli(x - 0.1), lambda x: ag.bernoulli(x + 1.1), lambda x: ag.bernoulli(x * NAN), lambda x: ag.normal(x, x * NAN),
+        lambda x: ag.normal(x, x - 1), lambda x: ag.randint(0, 2.5, (3,)), lambda x: ag.nn.init.trunc_normal_(x, 0, 0),
+        lambda x: ag.nn.init.trunc_normal_(x, 0, NAN), lambda x: default_generator().normal(3, std="1"),
+    ],
+)  # fmt: skip
+def test_parameters_of_no_distribution_are_refused_and_change_nothing(call: Any) -> None:
+    x = ag.zeros(3)
+    before = default_generator().state_dict()
+    assert_raises(ArgumentError, "expected", call, x)
+    assert x.tolist() == [0, 0, 0] and default_generator().state_dict() == before
+
+
+def test_numbers_of_half_precision_stay_below_1_and_keep_their_chances() -> None:
+    drawn = Generator(0).uniform(100_000, dtype=np.float16).numpy()
+    assert drawn.max() == 1 - 2.0**-11 and drawn.min() == 0 and abs(drawn.mean(dtype=float) - 0.5) < 0.005
+    rare = ag.bernoulli(ag.full((200_000,), 1e-4, dtype=np.float16), generator=Generator(1))
+    assert 5 <= rare.numpy().sum(dtype=float) <= 40
+    waits = ag.zeros(200_000, dtype=np.float16).exponential_(generator=Generator(2))
+    assert waits.dtype == np.float16 and waits.numpy().max() > 8
 
 
 async def test_the_default_generator_belongs_to_the_task() -> None:

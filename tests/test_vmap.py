@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, NoGraphError, ShapeError
 from aiograd.functional.batching.rules import RULES
 from aiograd.ops import ROWS
+from aiograd.running.devices import known_devices
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
 from tests.support import assert_awaiting_raises, assert_raises, leaf
 from tests.toy_device import ToyDevice
 
+F = ag.nn.functional
 rng = np.random.default_rng(0)
 X, W = rng.normal(size=(5, 3)), rng.normal(size=(3, 2))
 
@@ -377,3 +380,42 @@ def test_values_of_examples_are_not_written_into_tensors_from_outside() -> None:
     with pytest.raises(ag.errors.ShapeError, match="vmap: values that differ from example to example are written into a tensor from outside"):
         ag.vmap(lambda x: buffer.__setitem__(0, x[0]))(ag.tensor(X))
     assert not buffer.numpy().any()
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        lambda x: F.dropout(x, 0.5), ag.nn.Dropout(0.5), lambda x: x * ag.rand(3), lambda x: x + ag.randn_like(x),
+        lambda x: x + ag.randint(0, 9, (3,)), lambda x: x[ag.randperm(3)], lambda x: x * ag.Generator(0).bernoulli(0.5, 3),
+    ],
+    ids=["dropout", "module", "rand", "like", "randint", "permutation", "own"],
+)  # fmt: skip
+async def test_a_function_that_draws_is_refused_before_the_generator_advances(draws: Any) -> None:
+    async def later(x: Any) -> Any:
+        return draws(x)
+
+    ag.seed(0)
+    before = ag.default_generator().state_dict()
+    assert_raises(ArgumentError, "the function draws random numbers", lambda: ag.vmap(draws)(ag.tensor(X)))
+    await assert_awaiting_raises(ArgumentError, "the function draws random numbers", ag.vmap(later)(ag.tensor(X)))
+    await assert_awaiting_raises(ArgumentError, "the function draws random numbers", ag.vmap(lambda x: later(x))(ag.tensor(X)))
+    assert ag.default_generator().state_dict() == before
+    jacobian = await ag.jacobian(lambda x: F.dropout(x, 0.5), leaf(X[0]))
+    assert jacobian.shape == (3, 3), "rows of one Jacobian are of one draw"
+    np.testing.assert_array_equal(ag.vmap(ag.nn.Dropout(0.5).eval())(ag.tensor(X)).numpy(), X)
+
+
+async def test_a_function_that_is_cancelled_before_its_first_step_leaves_nothing_behind() -> None:
+    ran: list[Any] = []
+
+    async def function(row: Any) -> Any:
+        ran.append(row)
+        return row
+
+    for mapped in (ag.vmap(function), ag.vmap(function, out_dims=1)):
+        known = known_devices()
+        task = asyncio.create_task(mapped(ag.tensor(X)))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert known_devices() == known and not ran

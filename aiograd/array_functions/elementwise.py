@@ -82,7 +82,15 @@ log2: Unary = one("log2", "Logarithms to base 2.")
 log10: Unary = one("log10", "Logarithms to base 10.")
 logaddexp: Binary = two("logaddexp", "``log(exp(x1) + exp(x2))`` without overflow.")
 logaddexp2: Binary = two("logaddexp2", "``log2(2**x1 + 2**x2)`` without overflow.")
-ldexp: Binary = two("ldexp", "``x1 * 2**x2``.")
+
+
+def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """``x1 * 2**x2``; exact where `x2` has integers."""
+    base = as_tensor(x1)
+    exponents = as_tensor(x2) if np.ndim(x2) or hasattr(x2, "dtype") or isinstance(x2, int) else as_tensor(x2, np.result_type(base.dtype, np.float16))
+    return call(elementwise.ldexp, (base, exponents), {}) if exponents.dtype.kind in "iub" else multiply(base, exp2(exponents))
+
+
 float_power: Binary = two("float_power", "`x1` to the power `x2` in float64 or complex128.")
 xlogy: Binary = two("xlogy", "``x1 * log(x2)``, 0 where `x1` is 0.")
 

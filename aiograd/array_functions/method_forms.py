@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import numpy as np
 from aiograd.array_functions import comparison, creation, elementwise, joining, linalg, manipulation, reduction, sampling, searching, special
 from aiograd.array_functions.conversion import ArrayLike, Axis, row
 from aiograd.errors import ShapeError
+from aiograd.running.random import default_generator
+from aiograd.running.random_parameters import check, check_probability
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -252,21 +256,27 @@ def polygamma(x: Tensor, /, n: int) -> Tensor:
 
 def uniform(x: Tensor, /, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Tensor:
     """Numbers uniformly distributed between `low` and `high`, in the shape and dtype of the tensor."""
-    return sampling.rand_like(x, generator=generator) * (high - low) + low
+    return (generator or default_generator()).uniform(x.shape, low=low, high=high, dtype=x.dtype).to(x.device)
 
 
 def normal(x: Tensor, /, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Tensor:
     """Normally distributed numbers in the shape and dtype of the tensor."""
-    return sampling.randn_like(x, generator=generator) * std + mean
+    return (generator or default_generator()).normal(x.shape, mean=mean, std=std, dtype=x.dtype).to(x.device)
 
 
 def exponential(x: Tensor, /, lambd: float = 1.0, *, generator: Any = None) -> Tensor:
     """Exponentially distributed numbers with mean ``1 / lambd`` in the shape and dtype of the tensor."""
-    return elementwise.log1p(-sampling.rand_like(x, generator=generator)) * (-1.0 / lambd)
+    check(f"exponential(lambd={lambd})", "a finite number above 0", lambda: 0 < lambd < math.inf)
+    drawn = sampling.rand_like(x, generator=generator, dtype=np.float32 if x.dtype == np.float16 else None)
+    return (elementwise.log1p(-drawn) * (-1.0 / lambd)).astype(x.dtype, copy=False)
 
 
 def bernoulli_filled(x: Tensor, /, p: float = 0.5, *, generator: Any = None) -> Tensor:
     """1 with probability `p`, else 0, in the shape and dtype of the tensor."""
+    if isinstance(p, TensorCore):
+        sampling.check_probabilities(p)
+    else:
+        check_probability("bernoulli", p)
     return (sampling.rand(x.shape, generator=generator, device=x.device) < p).astype(x.dtype)
 
 

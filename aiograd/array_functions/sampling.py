@@ -116,25 +116,37 @@ def normal(
         A new Tensor.
 
     Raises:
-        ArgumentError: a negative `std`.
+        ArgumentError: a `std` that is negative or NaN.
     """
     middle, spread = as_tensors(mean, std)
-    if bool((spread.detach() < 0).any()):
-        raise ArgumentError("normal(): expected no negative numbers in std")
+    if not bool((spread.detach() >= 0).all()):
+        raise ArgumentError("normal(): expected numbers of at least 0 in std")
     wanted = dtype or np.result_type(*(x.dtype for x in (middle, spread) if x.dtype.kind == "f") or (np.float32,))
     size = np.broadcast_shapes(middle.shape, spread.shape) if shape is None else shape
     return middle + spread * randn(size, generator=generator, dtype=wanted, device=middle.device if middle.ndim else spread.device)
+
+
+def check_probabilities(p: Tensor) -> None:
+    """Raise unless the numbers of a tensor of the host are probabilities.
+
+    Raises:
+        ArgumentError: they are not.
+    """
+    values = p._data
+    if values.__class__ is np.ndarray and not ((values >= 0) & (values <= 1)).all():
+        raise ArgumentError(f"bernoulli() of numbers from {values.min()} to {values.max()}: expected probabilities between 0 and 1")
 
 
 def bernoulli(p: ArrayLike, /, *, generator: Generator | None = None) -> Tensor:
     """1 with the probabilities of `p`, else 0, in the shape and dtype of `p`; without a gradient.
 
     Raises:
-        ArgumentTypeError: `p` is not of a real floating dtype.
+        ArgumentTypeError: `p` is not of a real floating dtype. ArgumentError: numbers outside of 0 to 1, or NaN.
     """
     chances = as_tensor(p)
     if chances.dtype.kind != "f":
         raise ArgumentTypeError(f"bernoulli() of dtype {chances.dtype}: expected probabilities of a real floating dtype")
+    check_probabilities(chances)
     with no_grad():
-        drawn: Tensor = rand_like(chances, generator=generator) < chances
+        drawn: Tensor = rand_like(chances, generator=generator, dtype=np.float32 if chances.dtype == np.float16 else None) < chances
         return drawn.astype(chances.dtype)

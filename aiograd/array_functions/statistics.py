@@ -61,8 +61,12 @@ def nanmean(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tenso
 def cov(x: ArrayLike, /, *, correction: float = 1, fweights: ArrayLike | None = None, aweights: ArrayLike | None = None) -> Tensor:
     """The covariances of variables (rows) over observations (columns), counted `fweights` times and weighted by `aweights`."""
     source = as_tensor(x)
-    weights = [None if w is None else as_tensor(w, source.dtype) for w in (fweights, aweights)]
-    return statistics.covariance(source, correction=correction, fweights=weights[0], aweights=weights[1])  # type: ignore[no-any-return]
+    dtype = source.dtype if source.dtype.kind in "fc" else np.dtype(np.float64)
+    counts, weights = [
+        None if given is None else as_tensor(statistics.checked_weights(name, given, source.shape[-1] if source.shape else 1), dtype)
+        for name, given in (("fweights", fweights), ("aweights", aweights))
+    ]
+    return statistics.covariance(source, correction=correction, fweights=counts, aweights=weights)  # type: ignore[no-any-return]
 
 
 def corrcoef(x: ArrayLike, /) -> Tensor:

@@ -54,18 +54,19 @@ def multinomial(input: Any, num_samples: int, replacement: bool = False, *, gene
     if isinstance(num_samples, bool) or not isinstance(num_samples, (int, np.integer)) or num_samples < 1:
         raise ArgumentError(f"multinomial(num_samples={num_samples!r}): expected an int above 0")
     weights = np.atleast_2d(host_array(source).astype(np.float64))
-    if not np.all(np.isfinite(weights)) or np.any(weights < 0) or not np.all(weights.sum(-1) > 0):
+    if not np.all(np.isfinite(weights)) or np.any(weights < 0) or not np.all(weights.max(-1) > 0):
         raise ArgumentError("multinomial: expected weights that are finite and at least 0, with a sum above 0")
     draws = generator or default_generator()
+    scaled = np.ldexp(weights, -np.frexp(weights.max(-1, keepdims=True))[1])  # exact, and sums do not overflow
     if replacement:
-        found = classes(weights, int(num_samples), draws)
+        found = classes(scaled, int(num_samples), draws)
     else:
-        possible = int((weights > 0).sum(-1).min())
+        possible = int((weights > 0).sum(-1).min(initial=weights.shape[-1]))
         if num_samples > possible:
             raise ArgumentError(f"multinomial(num_samples={num_samples}): a row has {possible} weights above 0; pass replacement=True to draw again")
         # the first to arrive of clocks that tick at these rates
         waits = -np.log1p(-draws.uniform(weights.shape, dtype=np.float64).numpy())
         with np.errstate(divide="ignore"):
-            found = np.argsort(np.where(weights > 0, waits / weights, np.inf), -1, kind="stable")[:, :num_samples]
+            found = np.argsort(np.where(weights > 0, waits / scaled, np.inf), -1, kind="stable")[:, :num_samples]
     result: Tensor = make(found if source.ndim == 2 else found[0])
     return result

@@ -71,7 +71,7 @@ def fit_outputs(node: Node, outputs: Sequence[Array | None]) -> list[Array | Non
 
 
 def check_outputs(node: Node, outputs: Any, create_graph: bool) -> list[Array | None]:
-    """The gradients that user code returned for the node's edges, checked (number, type, device) and fitted.
+    """The gradients that user code returned for the node's edges, checked (number, type, device, real or complex) and fitted.
 
     Raises:
         GradientError, DeviceMismatchError: it does not fit.
@@ -108,10 +108,24 @@ def check_outputs(node: Node, outputs: Any, create_graph: bool) -> list[Array | 
                 raise DeviceMismatchError(
                     f"Function {node.name} returned a gradient at index {i} on device {device}; expected {metadata.device}. Move it with .to()."
                 )
+            refuse_complex(node.name, i, array, metadata.dtype)
             if array.shape != metadata.shape or array.dtype != metadata.dtype:
                 array = fit(array, metadata.shape, metadata.dtype, node, i)
         arrays.append(array)
     return arrays
+
+
+def refuse_complex(name: str, index: int, grad: Array, expected: np.dtype[Any]) -> None:
+    """Raise for a complex gradient that user code, the function of this name, returned for a real argument.
+
+    Raises:
+        GradientError: it did.
+    """
+    if grad.dtype.kind == "c" and expected.kind != "c":
+        raise GradientError(
+            f"Function {name} returned an invalid gradient at index {index} - got dtype {grad.dtype}, expected {expected}: the argument is real. "
+            "Return the real part, np.real(gradient)."
+        )
 
 
 def device_of(array: Array) -> str:

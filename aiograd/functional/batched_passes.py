@@ -26,7 +26,7 @@ import numpy as np
 from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.errors import ArgumentError, UnusedInputError
 from aiograd.functional.batching.array import BatchedArray, ValueOfBatchError
-from aiograd.functional.batching.vmap import vmap
+from aiograd.functional.batching.vmap import with_batch_axis
 from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.tensors.core import make
@@ -147,7 +147,7 @@ async def _run(push: Push, tangents: Sequence[Any], create_graph: bool) -> Seque
     if len(tangents[0]) > 1:
         try:
             with ModeScope(grad=create_graph):
-                return await vmap(batch)(*tangents)  # type: ignore[no-any-return]
+                return await with_batch_axis(batch)(*tangents)  # type: ignore[no-any-return]
         except (ValueOfBatchError, LevelArrayError):
             pass
     single = [await push([tangent[i] for tangent in tangents]) for i in range(len(tangents[0]))]
@@ -167,7 +167,7 @@ async def _pass(output: Any, inputs: Sequence[Any], seeds: Any, create_graph: bo
     if together and len(seeds) > 1:
         try:
             with ModeScope(grad=create_graph):
-                return await vmap(pull)(seeds)  # type: ignore[no-any-return]
+                return await with_batch_axis(pull)(seeds)  # type: ignore[no-any-return]
         except (ValueOfBatchError, LevelArrayError):
             pass
     single = [await pull(seeds[i]) for i in range(len(seeds))]

@@ -89,7 +89,7 @@ class Function:
             **kwargs: none, as in `forward`.
 
         Returns:
-            One for each argument of forward, None where there is none; of an ``async def`` a coroutine of them.
+            One for each argument of forward, None where there is none, real for a real argument; of an ``async def`` a coroutine of them.
         """
         raise NotImplementedError("You must implement either the backward or vjp method for your custom aiograd.Function to use it with backward.")
 

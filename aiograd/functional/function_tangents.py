@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.engine.validate import refuse_complex
 from aiograd.errors import GradientError, NoRuleError
 from aiograd.forward.dual import DualArray, ForwardLevel, Pending
 from aiograd.forward.rows import defer
@@ -192,6 +193,7 @@ class Tangents:
                     f"{self.function.__name__}: its backward computes the gradient of argument {i} by operations that are not recorded, so it cannot "
                     "be transposed for forward mode. Define jvp(ctx, *tangents) beside it."
                 )
+            refuse_complex(f"{self.function.__name__}Backward", i, found, tangent.dtype)
             roots.append((found, make(np.astype(tangent._data, found.dtype)) if tangent.dtype != found.dtype else tangent))
         return roots
 

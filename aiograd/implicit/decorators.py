@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, ShapeError
 from aiograd.functional.derivatives import call
 from aiograd.implicit.equation import Equation, followed, stripped
 from aiograd.implicit.solvers import METHODS
@@ -55,7 +55,8 @@ def root(
 
     Raises:
         ArgumentError: an option is wrong, x0 is not real, or a keyword that the residual does not get requires grad.
-        When awaited, ShapeError: the answer or the residual has not x0's shape. ConvergenceError: the answer is no root; in a pass, the linear
+        When awaited, ShapeError: the answer or the residual has not x0's shape. NoGraphError: arguments require grad, and the residual is computed
+        from x and them by operations that are not recorded. ConvergenceError: the answer is no root; in a pass, the linear
         solve failed, as where J is singular. Exceptions of the solver and the residual pass through.
 
     >>> @ag.implicit.root(lambda x, a: x * x - a)
@@ -186,6 +187,7 @@ def _decorator(
                         f"{name}: the residual at the answer is {equation.residual.dtype}{list(equation.residual.shape)}; expected a real one of the "
                         f"answer's shape {list(answer.shape)}"
                     )
+                await _check_recorded(equation, args, what)
                 if residual_tol is not None:
                     await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if residual_tol == "auto" else residual_tol)
                 return equation.tied()
@@ -206,6 +208,31 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
+async def _check_recorded(equation: Equation, args: tuple[Any, ...], what: str) -> None:
+    """Raise where arguments need derivatives and the residual records nothing of x. Cancelling it cancels the residual, if that runs again.
+
+    Raises:
+        NoGraphError: so it is.
+    """
+    recorded, tensors = equation.residual, list(leaves_of(args, TensorCore))
+    if followed(recorded) is not None or not any(map(_has_derivative, tensors)):
+        return
+    if not is_grad_enabled():
+        if all(followed(tensor) is None for tensor in tensors):
+            return
+        with enable_grad():  # forward mode follows the arguments, and not x
+            recorded = await _one(equation.function, (equation.point, *equation.args), what)
+    if not recorded.requires_grad:
+        raise NoGraphError(
+            f"{equation.name}: the residual at the answer does not depend on x by recorded operations, so derivatives by the arguments are unknown. "
+            "Compute it of Tensors, without numpy() and detach(), or pass detached arguments"
+        )
+
+
+def _has_derivative(tensor: Any) -> bool:
+    return tensor.requires_grad or followed(tensor) is not None
+
+
 def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """x0, the arguments that the solver and the residual get, and the keywords that only the solver gets, checked."""
     try:
@@ -219,7 +246,7 @@ def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str
     if x0.dtype.kind != "f":
         raise ArgumentTypeError(f"{name}: x0 has dtype {x0.dtype}; expected a real floating dtype, since others have no derivative")
     for key, value in keywords.items():
-        if any(tensor.requires_grad or followed(tensor) is not None for tensor in leaves_of(value, TensorCore)):
+        if any(map(_has_derivative, leaves_of(value, TensorCore))):
             raise ArgumentError(f"{name}({key}=...) requires grad, and the residual does not get keywords: pass it by position, or detached")
     return stripped(x0), given[1:], keywords
 

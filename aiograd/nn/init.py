@@ -78,8 +78,8 @@ def trunc_normal_(tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.
     Raises:
         ArgumentError: no such interval, or one too far from the mean.
     """
-    low, high = (a - mean) / std, (b - mean) / std
-    if not std > 0 or not low < high or (min(abs(low), abs(high)) > 4 and low * high > 0):
+    low, high = ((a - mean) / std, (b - mean) / std) if std > 0 else (0.0, 0.0)
+    if not low < high or (min(abs(low), abs(high)) > 4 and low * high > 0):
         raise ArgumentError(f"trunc_normal_(mean={mean}, std={std}, a={a}, b={b}): expected std above 0 and an interval within 4 std of the mean")
     source = generator or default_generator()
     values = source.normal(tensor.shape, dtype=np.float64).numpy()

@@ -61,7 +61,7 @@ def _einsum(x1: Array, x2: Array, /, subscripts: str) -> Array:
     shape = tuple(size[c] for c in batch + left + right)
     if not inner:
         n = len(batch)
-        product = a.reshape(*a.shape, *(1,) * len(right)) * b.reshape(*b.shape[:n], *(1,) * len(left), *b.shape[n:])
+        product = a.reshape((*a.shape, *(1,) * len(right))) * b.reshape((*b.shape[:n], *(1,) * len(left), *b.shape[n:]))
     else:
         lead = tuple(size[c] for c in batch)
         rows, depth, columns = (math.prod(size[c] for c in names) for names in (left, inner, right))
@@ -155,8 +155,8 @@ def einsum(subscripts: str, /, *operands: Array) -> Array:
     """
     if not isinstance(subscripts, str):
         raise ArgumentTypeError(f"einsum: the first argument is {type(subscripts).__name__}, expected a string such as 'ij,jk->ik'")
-    terms, output = _parse(subscripts, [tuple(x.shape) for x in operands])
-    arrays = list(operands)
+    arrays = [x if hasattr(x, "shape") else np.asarray(x) for x in operands]
+    terms, output = _parse(subscripts, [tuple(x.shape) for x in arrays])
     for i in range(len(arrays)):
         terms[i], arrays[i] = _take_diagonals(terms[i], arrays[i], subscripts)
     size = _sizes(terms, arrays, subscripts)

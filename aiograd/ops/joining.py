@@ -5,6 +5,7 @@ numpy passes sequences of arrays as one argument; rows take them as separate arg
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -253,7 +254,11 @@ def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tu
     axis = checked_axis(axis, len(x.shape))
     length = x.shape[axis]
     if np.ndim(sections):
-        return split(x, cuts=tuple(int(i) for i in sections), axis=axis)  # type: ignore[no-any-return]
+        cuts = tuple(int(i) for i in sections)
+        places = [slice(*slice(a, b).indices(length)) for a, b in itertools.pairwise((0, *cuts, length))]
+        if all(place.start <= place.stop for place in places):
+            return split(x, cuts=cuts, axis=axis)  # type: ignore[no-any-return]
+        return tuple([x[_along(axis, len(x.shape), place)] for place in places])  # parts that overlap
     parts = int(sections)
     if parts <= 0 or (even and length % parts):
         raise ArgumentError(f"split: an axis of length {length} does not divide into {parts} equal parts")

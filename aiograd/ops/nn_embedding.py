@@ -77,6 +77,6 @@ embedding = define(
         g, indices=indices, num_embeddings=weight_shape[0], padding_idx=padding_idx
     ),
     norm={"weight": _factors},
-    jvp="forward", cost=4.0,
+    jvp=lambda t, indices, padding_idx: _embedding_grad_rows(t, indices, padding_idx), cost=4.0,
 )
 embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, jvp="forward", cost=2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,6 +113,23 @@ def covariance(x: Array, /, *, correction: float = 1.0, fweights: Any = None, aw
     return np.squeeze(product / (freedom if weights is not None or freedom > 0 else math.nan))
 
 
+def checked_weights(name: str, weights: Any, count: int) -> Any:
+    """The weights as an array, one for each of `count` observations.
+
+    Raises:
+        ArgumentError: they are not, or are plain numbers below 0, or counts (``fweights``) that are not whole.
+    """
+    if weights is None:
+        return None
+    given = weights if hasattr(weights, "shape") else np.asarray(weights)
+    if tuple(given.shape) != (count,):
+        raise ShapeError(f"cov({name}=...): found shape {list(given.shape)}, expected ({count},), a number for each observation")
+    whole = name == "fweights"
+    if given.__class__ is np.ndarray and (given.dtype.kind not in "iufb" or (given < 0).any() or (whole and (given != given.round()).any())):
+        raise ArgumentError(f"cov({name}={reprlib.repr(weights)}): expected {'whole' if whole else 'real'} numbers of at least 0")
+    return given
+
+
 def correlations(covariances: Array, /) -> Array:
     """The correlation coefficients of variables with these covariances."""
     if not covariances.shape:
@@ -176,7 +194,8 @@ def np_cov(
         x = cat(x, matrix_transpose(other) if not rowvar and len(y.shape) > 1 else other, axis=0)
     x = x if dtype is None else astype(x, dtype=dtype)
     correction = ddof if ddof is not None else 0 if bias else 1
-    return covariance(x, correction=correction, fweights=fweights, aweights=aweights)
+    weights = [checked_weights(name, given, x.shape[1]) for name, given in (("fweights", fweights), ("aweights", aweights))]
+    return covariance(x, correction=correction, fweights=weights[0], aweights=weights[1])
 
 
 @implements(np.nansum)

@@ -2,6 +2,7 @@
 
 `modes`, `foreign_modes`   grad mode, anomaly mode and default dtype of a task; the modes of other libraries
 `random`, `random_streams` generators and seeds; streams of random numbers and the replay of draws
+`random_parameters`        checks of what random numbers are asked for
 `devices`                  the protocol of devices other than the CPU; `accelerator` is PyTorch's name for them
 `offloading`               synchronous functions on the engine's executor
 `scalars`                  logged values, for CSV, TensorBoard and the dashboard

@@ -12,11 +12,11 @@ distribution of them (NEP 19).
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from operator import index
 from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -24,9 +24,9 @@ import numpy as np
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
+from aiograd.running.random_parameters import check, check_interval, check_normal, check_probability, checked_shape, in_unit_steps
 from aiograd.running.random_streams import RandomStream, entropy_of, is_recording_or_replaying, stream_now, stream_of, tapes
 from aiograd.running.top_level import is_top_level
-from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 
@@ -92,9 +92,8 @@ class Generator:
         Raises:
             ArgumentError: a `mean` or `std` that is not finite, or a `std` below 0.
         """
-        if not std >= 0 or not math.isfinite(std) or not math.isfinite(mean):
-            raise ArgumentError(f"normal(mean={mean}, std={std}): expected finite numbers, std at least 0")
-        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
+        check_normal("normal", mean, std)
+        size, wanted, drawn = checked_shape(shape), *_float_dtypes(dtype)
         array = self._draw(lambda rng: rng.standard_normal(size, dtype=drawn))
         return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
 
@@ -113,10 +112,9 @@ class Generator:
         Raises:
             ArgumentError: no such interval.
         """
-        if not low <= high or not math.isfinite(high - low):
-            raise ArgumentError(f"uniform(low={low}, high={high}): expected finite numbers with low <= high")
-        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
-        array = self._draw(lambda rng: rng.random(size, dtype=drawn))
+        check_interval("uniform", low, high)
+        size, wanted, drawn = checked_shape(shape), *_float_dtypes(dtype)
+        array = in_unit_steps(self._draw(lambda rng: rng.random(size, dtype=drawn)), wanted)
         return _tensor(array * drawn.type(high - low) + drawn.type(low), wanted)
 
     @_drawing
@@ -135,12 +133,14 @@ class Generator:
             ArgumentError: no such interval, or one that the dtype does not hold.
             ArgumentTypeError: `dtype` is no integer dtype.
         """
-        size, wanted = _shape(shape), np.dtype(dtype)
+        size, wanted = checked_shape(shape), np.dtype(dtype)
         if wanted.kind not in "iu":
             raise ArgumentTypeError(f"integers(dtype={wanted}): expected an integer dtype")
         limits = np.iinfo(wanted)
-        if not limits.min <= low < high <= limits.max + 1:
-            raise ArgumentError(f"integers({low}, {high}, dtype={wanted}): expected low < high within the range of the dtype")
+        check(
+            f"integers({low}, {high}, dtype={wanted})", "ints with low < high within the range of the dtype",
+            lambda: limits.min <= index(low) < index(high) <= limits.max + 1,
+        )  # fmt: skip
         return _tensor(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
 
     @_drawing
@@ -155,8 +155,8 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        _check_probability("bernoulli", p)
-        size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
+        check_probability("bernoulli", p)
+        size, wanted = checked_shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
         return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
     @_drawing
@@ -173,8 +173,8 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        _check_probability("dropout_mask", p)
-        size, wanted = _shape(shape), _float_dtypes(dtype)[0]
+        check_probability("dropout_mask", p)
+        size, wanted = checked_shape(shape), _float_dtypes(dtype)[0]
         there = devices.device(device)
         if there is not None:
             if p in (0, 1) or not isinstance(there, devices.DrawsMasks):
@@ -310,24 +310,12 @@ def generator_of(stream: RandomStream) -> Generator:
     return generator
 
 
-def _shape(shape: Any) -> Shape:
-    extents = (shape,) if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool) else shape
-    if not isinstance(extents, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in extents):
-        raise ArgumentError(f"shape {shape!r}: expected an int of at least 0, or a sequence of them")
-    return tuple(map(int, extents))
-
-
 def _float_dtypes(dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
     """The dtype of the result, and the one to draw in."""
     wanted = get_default_dtype() if dtype is None else np.dtype(dtype)
     if wanted.kind != "f":
         raise ArgumentTypeError(f"dtype {wanted}: expected a real floating dtype such as float32 or float64")
     return wanted, np.dtype(np.float64 if wanted.itemsize > 4 else np.float32)
-
-
-def _check_probability(what: str, p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"{what}(p={p}): expected a probability between 0 and 1")
 
 
 def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
@@ -432,7 +420,7 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
             if recordings:
                 began = state()
                 for recording in recordings:
-                    recording.draws.foreign.append(began)
+                    recording.draws.note(None, began)
             yield
         finally:
             if source is not None or is_scoped:

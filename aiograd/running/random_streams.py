@@ -135,6 +135,13 @@ class Draws:
         #: states of other libraries' generators, in the order of the calls that drew from them
         self.foreign: list[Any] = []
 
+    def note(self, generator: object, state: Any) -> None:
+        """A draw from `generator`, which is in this state; None: a generator of another library."""
+        if generator is None:
+            self.foreign.append(state)
+        else:
+            self.states.setdefault(generator, []).append(state)
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the draws of the block. May be entered several times; draws are appended."""
@@ -143,6 +150,28 @@ class Draws:
             yield
         finally:
             _tape.reset(token)
+
+
+class RefusedDraws(Draws):
+    """A region that may not draw: its first draw is an `ArgumentError`, and the generator does not advance.
+
+    Args:
+        message: of the error.
+    """
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: str) -> None:
+        super().__init__()
+        self.message = message
+
+    def note(self, generator: object, state: Any) -> None:
+        """Refuse.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(self.message)
 
 
 class Replay:
@@ -232,5 +261,5 @@ def stream_now(generator: object, stream: RandomStream) -> RandomStream:
     if recordings:
         state = stream.state()
         for recording in recordings:
-            recording.draws.states.setdefault(generator, []).append(state)
+            recording.draws.note(generator, state)
     return stream

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from aiograd.functional.batching.vmap import vmap
+from aiograd.functional.batching.vmap import with_batch_axis
 from aiograd.functional.derivatives import Fn, call, jvp, vjp
 from aiograd.running.caller import type_found
 from aiograd.running.devices import register_device
@@ -89,7 +89,7 @@ class JacobianPlan:
             if not self.passes:
                 await watched(x)
                 return seeds
-            found = await vmap(product, in_dims=(None, 0))(x, make(seeds).to(x.device))
+            found = await with_batch_axis(product, in_dims=(None, 0))(x, make(seeds).to(x.device))
             return (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)
         finally:  # not earlier: a checkpoint of the function runs parts of it again in the backward pass
             for level in levels:

@@ -66,6 +66,8 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
         dtype = kwargs.get("dtype")
         if dtype is not None:
             inputs = _cast_inputs(ufunc, inputs, dtype)
+        if ufunc is np.ldexp and isinstance(inputs[1], int):
+            inputs = (inputs[0], np.asarray(inputs[1]))  # an exponent stays an integer
         return call(op, inputs, {name: value for name, value in kwargs.items() if name != "dtype" and value is not None})
     if method == "reduce" and ufunc in _REDUCTIONS:
         return _reduce(ufunc, *inputs, **kwargs)

@@ -189,6 +189,13 @@ def test_multinomial_draws_by_weight() -> None:
         assert_raises(error, None, ag.multinomial, wrong, 1)
     for count in (0, 3, True):
         assert_raises(ArgumentError, None, ag.multinomial, [1.0, 1.0], count)
+    for replacement in (False, True):
+        none = ag.multinomial(np.zeros((0, 3)), 2, replacement)
+        assert none.shape == (0, 2) and none.dtype == np.int64
+        for extreme in (1.5e308, 1e-320):
+            drawn = [ag.multinomial(np.array([extreme, extreme]), 1, replacement, generator=Generator(i)).item() for i in range(200)]
+            assert 50 < sum(drawn) < 150
+    assert_raises(ArgumentError, "3 weights above 0", ag.multinomial, np.zeros((0, 3)), 4)
 
 
 async def test_samples_and_densities_on_a_device() -> None:

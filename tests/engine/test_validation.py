@@ -137,9 +137,16 @@ async def test_a_gradient_of_integers_is_an_error() -> None:
     assert x.grad is None
 
 
-async def test_a_complex_gradient_of_a_real_argument_keeps_its_real_part_and_the_reverse_is_cast() -> None:
+@pytest.mark.parametrize("create_graph", [False, True])
+async def test_a_complex_gradient_of_a_real_argument_is_an_error_and_the_reverse_is_cast(create_graph: bool) -> None:
     x, w = leaf([1.0]), leaf([1.0 + 1j], np.complex128)
-    await run(lambda g: (ag.tensor([2.0 + 5j]), ag.tensor([3.0])), x, w)
+    y = returning(lambda g: (ag.tensor([2.0 + 5j]), ag.tensor([3.0])))(x, w)
+    with pytest.raises(GradientError, match="at index 0 - got dtype complex64, expected float64: the argument is real. Return the real part"):
+        await ag.grad(y.sum(), [x, w], create_graph=create_graph)
+    with pytest.raises(GradientError, match="ReturningBackward returned an invalid gradient at index 0 - got dtype complex128, expected float64"):
+        await ag.jvp(lambda x: returning(lambda g: (g * (2.0 + 5j), None))(x, x), x, ag.ones(1, dtype=np.float64))
+    assert x.grad is None and w.grad is None
+    await run(lambda g: (np.real(ag.tensor([2.0 + 5j])), ag.tensor([3.0])), x, w)
     same(x.grad, [2.0])
     same(w.grad, [3.0 + 0j])
 

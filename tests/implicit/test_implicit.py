@@ -18,6 +18,7 @@ from aiograd.errors import (
     ConvergenceError,
     GraphFreedError,
     ModifiedError,
+    NoGraphError,
     OnceDifferentiableError,
     ShapeError,
     UnusedInputError,
@@ -160,6 +161,20 @@ async def test_an_answer_requires_grad_where_something_behind_it_does() -> None:
     assert not (await square_root(start(1), a.detach())).requires_grad
     with ag.no_grad():
         assert not (await square_root(start(1), a)).requires_grad
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [lambda x, a: ag.zeros(1, dtype=np.float64), lambda x, a: x.detach() ** 2 - 4.0, lambda x, a: ag.asarray(x.detach().numpy() ** 2 - 4.0)],
+)
+async def test_a_residual_that_records_nothing_is_an_error_where_derivatives_are_asked_for(residual: Any) -> None:
+    a = param([4.0])
+    solve, message = implicit.root(residual)(babylon), "the residual at the answer does not depend on x"
+    await assert_awaiting_raises(NoGraphError, message, solve(start(1), a))
+    await assert_awaiting_raises(NoGraphError, message, ag.jvp(lambda a: solve(start(1), a), a.detach(), start(1)))
+    assert_close(await solve(start(1), a.detach()), [2.0])
+    with ag.no_grad():
+        assert_close(await solve(start(1), a), [2.0])
 
 
 @pytest.mark.parametrize("kind", ["def", "async def", "vectors"])

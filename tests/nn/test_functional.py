@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -46,6 +47,9 @@ async def test_embedding() -> None:
     assert layer.weight.tolist()[3] == [0, 0, 0]
     await layer(ag.tensor([1, 3, 1])).sum().backward()
     assert layer.weight.grad.tolist() == [[0, 0, 0], [2, 2, 2], [0, 0, 0], [0, 0, 0]]
+    looked_up = functools.partial(F.embedding, [1, 3, 1], padding_idx=-1)
+    assert (await ag.jvp(looked_up, ag.tensor(table), ag.ones_like(ag.tensor(table))))[1].tolist() == [[1, 1, 1], [0, 0, 0], [1, 1, 1]]
+    assert_raises(ArgumentError, "expected the number of one of 4 rows", F.embedding, [0], table, 4)
     assert_raises(ArgumentError, "0 to 3", layer, [4])
     assert_raises(ArgumentTypeError, None, layer, [0.5])
     assert_raises(ArgumentError, None, nn.Embedding, 4, 3, padding_idx=4)

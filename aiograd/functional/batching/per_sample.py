@@ -35,7 +35,7 @@ from aiograd.ops.op import rule_names
 from aiograd.running.devices import register_device, unregister_device
 from aiograd.running.modes import enable_grad, no_grad
 from aiograd.running.offloading import ready
-from aiograd.running.random_streams import Draws
+from aiograd.running.random_streams import RefusedDraws
 from aiograd.tensors.core import TensorCore, counter_of, make
 from aiograd.tensors.op_node import OpNode
 from aiograd.tensors.passes import grad
@@ -242,15 +242,14 @@ async def gradients_of_examples(
         loss, params, batch: see `grad_per_sample`; (B, ...) each, B at least 1.
         may_factor: False: `Formed` gradients only.
     """
-    level, draws = PerSampleLevel(len(batch[0])), Draws()
+    level = PerSampleLevel(len(batch[0]))
+    draws = RefusedDraws(f"{call}: the loss draws random numbers, which would be the same for all examples; leave dropout out, by eval()")
     register_device(level)
     try:
         with enable_grad(), draws.recording():
             value = loss(*(make(BatchedArray(level, x, True)) for x in batch))
             if inspect.isawaitable(value) and not isinstance(value, TensorCore):
                 value = await value
-        if draws.states or draws.foreign:
-            raise ArgumentError(f"{call}: the loss draws random numbers, which would be the same for all examples; leave dropout out, by eval()")
         if not isinstance(value, TensorCore) or value.size != 1 or value.dtype.kind != "f":
             found = f"{value.dtype} {list(value.shape)}" if isinstance(value, TensorCore) else type(value).__name__
             raise ArgumentError(f"{call}: the loss returned {found}; expected a real Tensor of one element, the loss of one example")

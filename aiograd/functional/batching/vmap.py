@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiograd.array_functions import conversion, manipulation
@@ -13,6 +14,7 @@ from aiograd.functional.batching import rules as rules
 from aiograd.functional.batching.array import BatchedArray, BatchLevel
 from aiograd.functional.function_tangents import LAYERS, Layer
 from aiograd.running.devices import register_device, unregister_device
+from aiograd.running.random_streams import Draws, RefusedDraws
 from aiograd.tensors.core import TensorCore, make, refresh
 
 
@@ -41,6 +43,10 @@ def _layer(level: BatchLevel, args: Sequence[Any], records: bool) -> SharedLayer
 LAYERS[BatchLevel] = _layer
 
 Dims = int | None | Sequence[int | None]
+_DRAWS = (
+    "vmap: the function draws random numbers, which would be the same for all examples. Draw them before, with a batch axis, and pass them as an "
+    "argument; leave dropout out by eval()."
+)
 
 
 def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> Callable[..., Any]:
@@ -51,7 +57,8 @@ def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> 
     ``async def``; the result is then awaited, and cancelling it cancels the function.
 
     Args:
-        function: takes Tensors, returns a Tensor or a tuple of them; it may not read values (``if``, ``item()``) nor draw random numbers per example.
+        function: takes Tensors, returns a Tensor or a tuple of them; it may neither read values (``if``, ``item()``) nor draw random numbers: draw
+            them before, and pass them with a batch axis.
         in_dims: the batch axis of every argument, or one for each; None: the argument is the same for all examples.
         out_dims: the batch axis of every result.
 
@@ -59,9 +66,15 @@ def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> 
         A function of batches, which returns batches; a coroutine where `function` returns one.
 
     Raises:
-        ShapeError: arguments have batches of different lengths, or none has any. ArgumentError: the function reads a value.
+        ShapeError: arguments have batches of different lengths, or none has any. ArgumentError: the function reads a value, or draws random numbers.
         ArgumentTypeError: it returns something else.
     """
+    return with_batch_axis(function, in_dims, out_dims, RefusedDraws(_DRAWS))
+
+
+def with_batch_axis(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0, draws: Draws | None = None) -> Callable[..., Any]:
+    """As `vmap`; `draws` takes the function's random draws, None: the function may draw, and the numbers are the same for the whole batch."""
+    draws_of_it = contextlib.nullcontext if draws is None else draws.recording
 
     @functools.wraps(function)
     def mapped(*args: Any) -> Any:
@@ -73,24 +86,27 @@ def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> 
         if len(sizes) != 1 or 0 in sizes:
             raise ShapeError(f"vmap: batches of lengths {sorted(sizes)}, expected one length of at least 1 for all arguments with a batch axis")
         level = BatchLevel(sizes.pop())
-        register_device(level)
-        try:
-            result = function(*(make(BatchedArray(level, x, dim is not None)) for x, dim in zip(tensors, dims, strict=True)))
-            if inspect.isawaitable(result) and not isinstance(result, TensorCore):
-                awaited, level_of_it = result, level
-                level = None  # type: ignore[assignment]
-                return _finish(awaited, level_of_it, out_dims)
-            return _unwrapped(result, level, out_dims)
-        finally:
-            if level is not None:
-                unregister_device(level.name)
+        call = functools.partial(function, *(make(BatchedArray(level, x, dim is not None)) for x, dim in zip(tensors, dims, strict=True)))
+        if inspect.iscoroutinefunction(function):
+            return later(call, level)
+        with _registered(level), draws_of_it():
+            result = call()
+            if not inspect.isawaitable(result) or isinstance(result, TensorCore):
+                return _unwrapped(result, level, out_dims)
+        return later(lambda: result, level)
+
+    async def later(call: Callable[[], Any], level: BatchLevel) -> Any:
+        with _registered(level), draws_of_it():
+            return _unwrapped(await call(), level, out_dims)
 
     return mapped
 
 
-async def _finish(result: Any, level: BatchLevel, out_dims: int) -> Any:
+@contextlib.contextmanager
+def _registered(level: BatchLevel) -> Iterator[None]:
+    register_device(level)
     try:
-        return _unwrapped(await result, level, out_dims)
+        yield
     finally:
         unregister_device(level.name)
 

@@ -45,10 +45,15 @@ def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = Non
 
     Returns:
         (..., features), with the axes of `input` in front.
+
+    Raises:
+        ArgumentError: `padding_idx` is the number of no row.
     """
     table = as_tensor(weight)
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += table.shape[0]
+    if padding_idx is not None:
+        if table.ndim == 2 and not -table.shape[0] <= padding_idx < table.shape[0]:
+            raise ArgumentError(f"embedding(padding_idx={padding_idx}): expected the number of one of {table.shape[0]} rows")
+        padding_idx %= table.shape[0]
     indices = as_tensor(input)
     table = taken_over(table, indices)
     # a device looks up with the indices that it has; indices of another device are read and checked
