@@ -1,6 +1,11 @@
 """Server: answers requests in batches, each by one committed version of a model's weights.
 
 See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A module for every version] in `forward`.
+
+Note [Whose fault]
+    An `ArgumentError` of the forward may be the fault of the request, such as rows of another width, or of the model. So the forward is called again
+    with a row that it has answered before: the request is at fault where that is answered, and the error stays as it is. Otherwise, and before
+    anything has been answered, it is a `ForwardError`.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiograd.engine.run import clock_of
-from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ForwardError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
 from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, rows_of
@@ -26,6 +31,7 @@ from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.statistics import BOUNDS, MOST_COUNTED, ServingStatistics
+from aiograd.tensors.core import host_array, make
 
 
 class Server(Publisher):
@@ -82,8 +88,11 @@ class Server(Publisher):
         self._forward = VersionedForward(model, forward, max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(
-            self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context, isolates=True
-        )
+            self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", output_error=ForwardError, context=context,
+            isolates=True,
+        )  # fmt: skip
+        #: the first row that the forward has answered, see Note [Whose fault]
+        self._known_row: tuple[Any, ...] | None = None
         self._answered = 0
         self._answers: Counter[int] = Counter()
         self._latency = dict.fromkeys(BOUNDS, 0)
@@ -176,7 +185,8 @@ class Server(Publisher):
 
         Raises:
             ArgumentError, ArgumentTypeError: columns that are no rows or do not fit together. QueueFullError: too many rows wait. DrainingError: the
-            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. Exceptions of the forward.
+            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. ForwardError: the forward refuses
+            arguments, or returns other than rows, while the request is not shown to be at fault. Other exceptions of the forward.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     answer = await server.predict([[1.0, 2.0]], deadline=1.0)
@@ -233,10 +243,28 @@ class Server(Publisher):
         group: Any = batch.group
         bound = self._bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
-        outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
+        try:
+            outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
+        except ArgumentError as error:
+            if len(batch.tasks) > 1 or await self._answers_known_row(bound):  # several tasks run again, each alone
+                raise
+            shapes = ", ".join([str(list(column.shape)) for column in batch.tasks[0].rows])
+            raise ForwardError(f"the forward of {type(self.model).__name__} failed for columns of shapes {shapes}: {error}") from error
+        if self._known_row is None:
+            self._known_row = tuple([make(host_array(column)[:1].copy()) for column in batch.tasks[0].rows])
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
+
+    async def _answers_known_row(self, bound: BoundVersion) -> bool:
+        """True if the version answers a row that was answered before, see Note [Whose fault]."""
+        if self._known_row is None:
+            return False
+        try:
+            await self._forward(bound, [self._known_row], 1)
+        except Exception:
+            return False
+        return True
 
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far.
