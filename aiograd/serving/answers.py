@@ -20,7 +20,7 @@ class Answer:
     """The answer to a request.
 
     Attributes:
-        value: the model's outputs for the rows of the request, a Tensor or a tuple of Tensors.
+        value: the model's outputs for the rows of the request, a Tensor or a tuple of Tensors; they share no memory with anything else.
         version: number of the version that computed it.
         digest: SHA-256 of that version's state, as hexadecimal text.
         batch: the number of rows in the batch that the request was part of; of a request that ran as several, of its first.
@@ -89,6 +89,11 @@ def checked_number(what: str, number: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool):
         raise ArgumentTypeError(f"{what}: expected the number of a version, found {number!r}")
     return number
+
+
+def own(outputs: Any) -> Any:
+    """Copies of the outputs of a forward, which may be views of its arguments, of weights, or of the outputs for other requests."""
+    return tuple([own(output) for output in outputs]) if isinstance(outputs, tuple) else make(host_array(outputs).copy())
 
 
 def joined(parts: Sequence[Any]) -> Any:

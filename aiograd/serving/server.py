@@ -23,7 +23,7 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ForwardError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, rows_of
+from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, own, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
@@ -208,7 +208,7 @@ class Server(Publisher):
             group = self._serving if at_least is not None and version is None else self._group_of(version, key)
             if size <= self.max_batch:
                 task = self._batcher.admit(rows, group=group, deadline=until)
-                value = await self._batcher.wait(task)
+                value = own(await self._batcher.wait(task))
             else:
                 task, value = await self._in_parts(rows, size, self._bound_of(group), until)
             batch: Any = task.batch

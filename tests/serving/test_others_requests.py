@@ -141,6 +141,22 @@ async def test_buffers_that_are_in_no_version_stay_as_they_were() -> None:
         assert values(await server.predict(ones())) == {1.0}
 
 
+async def test_an_answer_shares_no_memory_with_requests_weights_and_other_answers() -> None:
+    def forward(module: Any, x: Any) -> Any:
+        return x, x[:, :1], ag.expand_dims(module.first, 1) if x.shape[0] == 1 else x, x * 2
+
+    rows = [np.ones((1, 3), np.float32) for _ in range(3)]
+    async with serving.Server(Two(), forward=forward) as server:
+        alone = await server.predict(rows[0])
+        met = await asyncio.gather(*[server.predict(each) for each in rows[1:]])
+        assert met[0].batch == 2
+        arrays = [output._data for answer in (alone, *met) for output in answer.value]
+        assert all(array.base is None and array.flags.writeable for array in arrays)
+        for array in arrays:
+            array[...] = 7.0
+        assert all((each == 1.0).all() for each in rows) and server.current.state["first"].tolist() == [0.0]
+
+
 async def test_the_default_forward_calls_the_module() -> None:
     class Doubled(nn.Linear):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
