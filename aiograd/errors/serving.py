@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiograd.errors.local import AiogradError
 
 __all__ = [
-    "DeltaError", "DrainingError", "ForwardError", "QueueFullError", "RejectedVersionError", "ServingError", "VersionLogError", "VersionNotFoundError",
+    "DeltaError", "DrainingError", "ForwardError", "QueueFullError", "RejectedVersionError", "ServingError", "VersionLogError",
+    "VersionNotFoundError",
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,27 +67,6 @@ def _column(what: str, n: int, column: Any) -> Any:
     if not array.ndim:
         raise ArgumentError(f"{what}: column {n} is a single number; expected rows along the first dimension")
     return make(array)
-
-
-def checked_deadline(deadline: float | None) -> float | None:
-    """Seconds above 0 until an answer is due, or None."""
-    if deadline is not None and not (isinstance(deadline, (int, float)) and 0.0 < deadline <= sys.float_info.max):
-        raise ArgumentError(f"deadline={deadline!r}: expected seconds above 0, or None")
-    return deadline
-
-
-def checked_timeout(what: str, timeout: float | None) -> float | None:
-    """Seconds to wait, 0 or more, or None."""
-    if timeout is not None and not (isinstance(timeout, (int, float)) and 0.0 <= timeout <= sys.float_info.max):
-        raise ArgumentError(f"{what}(timeout={timeout!r}): expected seconds, 0 or more, or None")
-    return timeout
-
-
-def checked_number(what: str, number: int) -> int:
-    """The number of a version."""
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ArgumentTypeError(f"{what}: expected the number of a version, found {number!r}")
-    return number
 
 
 def own(outputs: Any) -> Any:

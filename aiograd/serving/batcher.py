@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, LoopError, QueueFullError, ServingError
 from aiograd.serving.batching import BatchQueue, Task, TaskBatch
 from aiograd.tensors.core import TensorCore, make
 
@@ -96,6 +96,8 @@ class Batcher:
         if self.is_draining or queue.max_rows is not None:
             self.require_room(size)
         loop = asyncio.get_running_loop()
+        if self._worker is not None and not self._worker.done() and self._worker.get_loop() is not loop:
+            raise LoopError(f"{self._name}: runs batches on another event loop; use one for each loop, or asyncio.run_coroutine_threadsafe")
         now = loop.time()
         if deadline is not None and deadline <= now:
             self.expired += 1

@@ -23,7 +23,8 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ForwardError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, own, rows_of
+from aiograd.serving.answers import Answer, joined, own, rows_of
+from aiograd.serving.arguments import checked_count, checked_deadline, checked_number, checked_real, checked_timeout
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
@@ -54,7 +55,7 @@ class Server(Publisher):
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be. On entry: RejectedVersionError, a model that is not finite. VersionLogError: the
-            log cannot be used.
+            log cannot be used. LoopError: of its methods, on another event loop than the one in which it was entered, or in another thread.
 
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
     ...     answer = await server.predict(ag.ones(3, 2))
@@ -71,24 +72,21 @@ class Server(Publisher):
             raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
         if forward is not None and not callable(forward):
             raise ArgumentTypeError(f"Server(forward=): expected a function of a module and columns, found {type(forward).__name__}")
-        for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
-            if type(value) is not int or value < 1:
-                raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
-        if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)):
-            raise ArgumentTypeError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
         if log is not None and not isinstance(log, (str, PathLike, VersionLog)):
             raise ArgumentTypeError(f"Server(log=): expected a folder or a VersionLog, found {type(log).__name__}")
         if precision not in ("exact", "bfloat16"):
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
-        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
-        super().__init__(model, keep, precision, version_log)
+        kept = checked_count("Server(keep=)", keep)
+        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=kept)
+        super().__init__(model, kept, precision, version_log)
         self.deadline: float | None = checked_deadline(deadline)
-        self.max_batch: int = max_batch
-        self.max_queue: int = max_queue
-        self._forward = VersionedForward(model, forward, max_batch)
+        self.max_batch: int = checked_count("Server(max_batch=)", max_batch)
+        self.max_queue: int = checked_count("Server(max_queue=)", max_queue)
+        delay = checked_real("Server(max_delay=)", max_delay)
+        self._forward = VersionedForward(model, forward, self.max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(
-            self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", output_error=ForwardError, context=context,
+            self._run, max_batch=self.max_batch, max_rows=self.max_queue, max_delay=delay, name="server", output_error=ForwardError, context=context,
             isolates=True,
         )  # fmt: skip
         #: the first row that the forward has answered, see Note [Whose fault]
@@ -107,7 +105,7 @@ class Server(Publisher):
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ServingError("a Server is entered once; make a new one")
-        self._state = "entering"
+        self._state, self._loop = "entering", asyncio.get_running_loop()
         try:
             await self._begin()
         except BaseException:
@@ -154,6 +152,7 @@ class Server(Publisher):
         if self._state in ("closed", "new"):
             self._state = "closed"
             return
+        self._check_loop()
         self._state = "closed"
         REGISTRY.remove(self)
         try:
