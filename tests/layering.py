@@ -96,7 +96,7 @@ SANS_IO = (
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
     *(f"coordination.{name}" for name in "buckets compression malformed message_code message_form message_json outline".split()),
-    *(f"serving.{name}" for name in "batching buffer delta gate shares versions".split()),
+    *(f"serving.{name}" for name in "arguments batching buffer delta gate shares versions".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits lost_peers noise outbound outbox "
         "reassembly session session_side shared.allowance shared.ring tensor_table timer_queue transport values failure_detector pulse"

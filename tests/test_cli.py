@@ -87,10 +87,50 @@ def test_trace_merges_and_prints_a_table(tmp_path: Path, capsys: pytest.CaptureF
     assert len({event["pid"] for event in events}) == 2, "two processes, told apart"
 
 
-def test_a_missing_trace_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trace", str(tmp_path / "none.json")]) == 1
+#: text in place of a trace, and a part of the complaint
+NO_TRACES = {
+    "": "Expecting value",
+    "\N{LATIN SMALL LETTER Y WITH DIAERESIS}": "can't decode byte",
+    "[" * 100_000: "recursion",
+    "3": "expected a Chrome trace",
+    "[3]": "event 0 is no trace event",
+    "9" * 5000: "digits",
+    '{"traceEvents": [], "otherData": 3}': "'otherData'",
+    '{"traceEvents": [], "otherData": {"clock_origin_unix_us": "noon"}}': "'otherData'",
+    '{"traceEvents": [], "otherData": {"clock_offset_us": null}}': "'otherData'",
+    **{
+        f'[{{"ph": "X", "pid": 1, "tid": 1, "name": "add", "ts": {ts}}}]': "event 0 has no time"
+        for ts in ("NaN", "1e999", "true", "null", '"noon"', "9" * 400)
+    },
+    **{
+        f'[{{"ph": "X", "pid": 1, "tid": 1, "name": "add", "ts": 0, "args": {args}}}]': "event 0 has other than an object as args"
+        for args in ("[1]", "3", '{"bytes": "many"}', '{"bytes": null}', '{"bytes": 1e999}')
+    },
+}
+
+
+@pytest.mark.parametrize("place", range(len(NO_TRACES)))
+def test_a_trace_that_is_none_is_one_line_on_stderr(place: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, complaint = list(NO_TRACES.items())[place]
+    path = tmp_path / "trace.json"
+    path.write_text(text, encoding="latin-1")
+    assert cli.main(["trace", str(path)]) == 2
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("aiograd trace:") and captured.err.count("\n") == 1
+    assert captured.out == "" and captured.err.startswith("aiograd trace: ") and captured.err.count("\n") == 1
+    assert complaint in captured.err and str(path) in captured.err
+
+
+def test_files_of_traces_that_cannot_be_read_or_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, missing, folder = tmp_path / "good.json", tmp_path / "none.json", tmp_path
+    good.write_text("[]")
+    for words, name in (([missing], missing), ([folder], folder), ([good, "-o", folder], folder), ([good, "-o", missing / "merged"], missing)):
+        assert cli.main(["trace", *map(str, words)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("aiograd trace: ") and captured.err.count("\n") == 1 and str(name) in captured.err
+    for limit in ("0", "-1", "many"):
+        with pytest.raises(SystemExit) as exit:
+            cli.main(["trace", str(good), "-n", limit])
+        assert exit.value.code == 2 and "at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [[], ["unknown"], ["trace"]])
@@ -195,7 +235,7 @@ def test_workers_in_two_terminals_know_each_other(secret: Path) -> None:
 def test_a_worker_without_a_secret_says_how_to_get_one() -> None:
     with serving("--name", "w", "--service", SERVICE) as process:
         output, complaints = process.communicate(timeout=20)
-    assert process.returncode == 1 and output == ""
+    assert process.returncode == 2 and output == ""
     assert complaints.startswith("aiograd worker: ") and "openssl rand" in complaints and "Traceback" not in complaints
 
 
@@ -228,14 +268,14 @@ def test_a_worker_explains_wrong_options(
     words: list[str], complaint: str, secret: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIOGRAD_SECRET_FILE", str(secret))
-    assert cli.main(["worker", "--name", "w", *words]) == 1
+    assert cli.main(["worker", "--name", "w", *words]) == 2
     captured = capsys.readouterr()
     assert complaint in captured.err and captured.err.startswith("aiograd worker: ") and captured.out == ""
 
 
 def test_a_secret_that_others_can_read_is_refused(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret.chmod(0o644)
-    assert cli.main(["worker", "--name", "w", "--service", SERVICE, "--secret-file", str(secret)]) == 1
+    assert cli.main(["worker", "--name", "w", "--service", SERVICE, "--secret-file", str(secret)]) == 2
     assert "0600" in capsys.readouterr().err
 
 
@@ -262,7 +302,7 @@ def test_the_last_line_of_what_a_services_module_raises_names_the_option(
         text = shown(error)
     else:  # an error of aiograd
         text = capsys.readouterr().err
-        assert status == 1 and text.startswith("aiograd worker: ")
+        assert status == 2 and text.startswith("aiograd worker: ")
     assert re.search(rf"\n--service {module}:service: importing {module} failed.*{place}$", text.rstrip())
 
 

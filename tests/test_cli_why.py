@@ -175,7 +175,7 @@ async def test_a_worker_that_cannot_be_reached(secret: Path, capsys: pytest.Capt
     ],
 )
 def test_options_that_do_not_fit(words: list[str], text: str, secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["why", *words, "--secret-file", str(secret)]) == 1
+    assert cli.main(["why", *words, "--secret-file", str(secret)]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.startswith("aiograd why: ") and text in captured.err and captured.err.count("\n") == 1, captured.err
 
@@ -183,5 +183,5 @@ def test_options_that_do_not_fit(words: list[str], text: str, secret: Path, caps
 def test_without_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AIOGRAD_SECRET", "AIOGRAD_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
-    assert cli.main(["why", "http://127.0.0.1:1"]) == 1
+    assert cli.main(["why", "http://127.0.0.1:1"]) == 2
     assert "there is no secret" in capsys.readouterr().err

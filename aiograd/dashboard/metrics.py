@@ -45,7 +45,7 @@ from aiograd.serving.registry import REGISTRY
 
 #: seconds for which the loop's lag is sampled after each scrape: Prometheus takes a metric that it has not seen for five minutes for gone
 BETWEEN_SCRAPES = 300.0
-#: kinds of waits by the first word of their task, and the kind of all others
+#: kinds of waits by the first word of their task, or else of the task that they wait for, and the kind of all others
 WAIT_KINDS, OTHER = {"pass": "pass", "step": "step", "call": "call", "operation": "collective", "commit": "commit"}, "other"
 
 
@@ -130,7 +130,8 @@ class WorkerMetrics:
         report = waits_here(core)
         longest = dict.fromkeys((*WAIT_KINDS.values(), OTHER), 0.0)
         for wait in report.waits:
-            kind = WAIT_KINDS.get(wait.task.partition(" ")[0], OTHER)
+            words = wait.task.partition(" ")[0], wait.on_task.partition(" ")[0]
+            kind = next((WAIT_KINDS[word] for word in words if word in WAIT_KINDS), OTHER)
             longest[kind] = max(longest[kind], wait.seconds)
         waiting = GaugeMetricFamily("aiograd_waiting_seconds", "The longest wait", labels=["worker", "kind"])
         for kind, length in longest.items():

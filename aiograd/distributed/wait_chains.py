@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import AsyncGeneratorType, CellType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any, TypeAlias
 
+from aiograd.distributed.service import Exposed
 from aiograd.engine.executors import _executors
 from aiograd.engine.run.in_flight import FuturesInFlight
 from aiograd.engine.run.runner import PassRunner
@@ -75,6 +76,8 @@ def place_of(chain: Chain) -> tuple[str, str]:
             line, what = short_place(frame.f_code.co_filename, frame.f_lineno), name_of(each)
         elif isinstance(each, CoroutineType) and each.cr_code is _RESULT_OF and isinstance(node := _local(each, Node), Node):
             line, what = line or line_of(node), node.name
+        elif isinstance(each, CoroutineType) and isinstance(exposed := _local(each, Exposed), Exposed):  # a ``def`` has no coroutine of its own
+            what = exposed.name
         elif not line and ", called at " in (called := str(each.__qualname__)):  # see `CallName`
             file, _, number = called.partition(", called at ")[2].rpartition(":")
             line = short_place(file, number)

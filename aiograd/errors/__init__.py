@@ -40,6 +40,7 @@
     ├── ServingError (RuntimeError)    a server, trainer or follower refuses a call in its present state
     │   ├── QueueFullError            the queue of a server is full; says when to try again
     │   ├── DrainingError             a server closes and refuses new requests; says when to try again
+    │   ├── ForwardError (ValueError) the forward of a server fails, and not because of the request
     │   ├── VersionNotFoundError (LookupError) there is no version of that number, or no more
     │   ├── RejectedVersionError (ValueError) a version may not serve, since its state is not finite
     │   ├── DeltaError (ValueError)   a delta is damaged, or between other versions

@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiograd.errors.local import AiogradError
 
 __all__ = [
-    "DeltaError", "DrainingError", "QueueFullError", "RejectedVersionError", "ServingError", "VersionLogError", "VersionNotFoundError",
+    "DeltaError", "DrainingError", "ForwardError", "QueueFullError", "RejectedVersionError", "ServingError", "VersionLogError",
+    "VersionNotFoundError",
 ]  # fmt: skip
 
 
@@ -33,6 +34,10 @@ class DrainingError(_RefusedForNowError):
     Attributes:
         retry_after: seconds after which to try again, elsewhere or on the restarted service.
     """
+
+
+class ForwardError(ServingError, ValueError):
+    """The forward of a server refuses its arguments, or returns no rows, and the request is not shown to be the reason; the cause is chained."""
 
 
 class VersionNotFoundError(ServingError, LookupError):

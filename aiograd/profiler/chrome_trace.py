@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -146,10 +147,16 @@ def read_trace(trace: Mapping[str, Any] | PathLike) -> Trace:
     for i, event in enumerate(events):
         if not isinstance(event, Mapping) or not isinstance(event.get("ph"), str) or not _are_ints(event, "pid", "tid"):
             raise ArgumentError(f"{what}: event {i} is no trace event with ph, and whole numbers for pid and tid")
-        if event["ph"] != "M" and not isinstance(event.get("ts"), (int, float)):
+        if event["ph"] != "M" and not _is_number(event.get("ts")):
             raise ArgumentError(f"{what}: event {i} has no time 'ts'")
-        if not isinstance(event.get("dur", 0), (int, float)):
+        if not _is_number(event.get("dur", 0)):
             raise ArgumentError(f"{what}: event {i} has a duration that is no number")
+        args = event.get("args") or {}
+        if not isinstance(args, Mapping) or not _is_number(args.get("bytes", 0)):
+            raise ArgumentError(f"{what}: event {i} has other than an object as args, or bytes in it that are no number")
+    other = data.get("otherData") or {}
+    if not isinstance(other, Mapping) or not all(_is_number(other.get(key, 0)) for key in ("clock_origin_unix_us", "clock_offset_us")):
+        raise ArgumentError(f"{what}: expected 'otherData' to be an object, with numbers for the clock in it")
     return dict(data)
 
 
@@ -202,6 +209,11 @@ def _lanes(events: Sequence[Event]) -> list[tuple[str, list[Track]]]:
 
 def _micro(nanoseconds: int) -> float:
     return nanoseconds / 1000
+
+
+def _is_number(value: Any) -> bool:
+    """True for a number that floats hold: JSON of Python has NaN, infinity and ints of any size."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _are_ints(event: Mapping[str, Any], *keys: str) -> bool:

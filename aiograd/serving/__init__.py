@@ -3,6 +3,7 @@
 =================  ==========================================================================
 `server`           answers requests, each by one version
 `answers`          the rows of a request, and its answer
+`arguments`        numbers that they take, checked
 `batching`         the queue of requests: which rows run together, and when; pure
 `batcher`          requests that meet run as one batch
 `forward`          a model's forward with the arrays of any version

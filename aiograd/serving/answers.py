@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.plain import plain_array
 
@@ -20,7 +20,7 @@ class Answer:
     """The answer to a request.
 
     Attributes:
-        value: the model's outputs for the rows of the request, a Tensor or a tuple of Tensors.
+        value: the model's outputs for the rows of the request, a Tensor or a tuple of Tensors; they share no memory with anything else.
         version: number of the version that computed it.
         digest: SHA-256 of that version's state, as hexadecimal text.
         batch: the number of rows in the batch that the request was part of; of a request that ran as several, of its first.
@@ -44,9 +44,13 @@ class Answer:
         return {"X-Model-Version": str(self.version), "X-Model-Digest": self.digest}
 
 
-def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
-    """The columns of a request, Tensors, arrays or lists, as Tensors outside of any graph; error messages name the call `what`."""
-    tensors = tuple([_column(what, n, column) for n, column in enumerate(columns)])
+def rows_of(columns: Sequence[Any], what: str = "predict", *, dtype: Any = None, inputs: int | None = None) -> tuple[Any, ...]:
+    """The columns of a request, Tensors, arrays or lists, as Tensors outside of any graph; error messages name the call `what`.
+
+    Tensors and arrays keep their dtypes. Lists of numbers get `dtype`, as JSON has no float for 1; with None, and after the first `inputs` columns,
+    only floats do, and None is the default dtype.
+    """
+    tensors = tuple([_column(what, n, column, dtype, inputs is None or n < inputs) for n, column in enumerate(columns)])
     sizes = {tensor.shape[0] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "no columns"
@@ -54,15 +58,20 @@ def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
     return tensors
 
 
-def _column(what: str, n: int, column: Any) -> Any:
+def floating_dtype(state: Mapping[str, Any]) -> np.dtype[Any]:
+    """The dtype of the first floating-point array of a state; the default dtype where there is none."""
+    return next((array.dtype for array in state.values() if array.dtype.kind not in "biu"), get_default_dtype())
+
+
+def _column(what: str, n: int, column: Any, dtype: Any, is_input: bool) -> Any:
     array = host_array(column) if isinstance(column, TensorCore) else plain_array(column)
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(column)
         except ValueError as error:
             raise ArgumentError(f"{what}: column {n} has rows of different lengths, expected one shape for all ({error})") from None
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
+        if array.dtype == np.float64 or (isinstance(column, (list, tuple)) and array.dtype.kind in "iu" and dtype is not None and is_input):
+            array = array.astype(get_default_dtype() if dtype is None else dtype)
     if array.dtype.kind not in "bifuc" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(f"{what}: column {n} is a {type(column).__name__} of dtype {array.dtype}; expected numbers")
     if not array.ndim:
@@ -70,25 +79,9 @@ def _column(what: str, n: int, column: Any) -> Any:
     return make(array)
 
 
-def checked_deadline(deadline: float | None) -> float | None:
-    """Seconds above 0 until an answer is due, or None."""
-    if deadline is not None and not (isinstance(deadline, (int, float)) and 0.0 < deadline <= sys.float_info.max):
-        raise ArgumentError(f"deadline={deadline!r}: expected seconds above 0, or None")
-    return deadline
-
-
-def checked_timeout(what: str, timeout: float | None) -> float | None:
-    """Seconds to wait, 0 or more, or None."""
-    if timeout is not None and not (isinstance(timeout, (int, float)) and 0.0 <= timeout <= sys.float_info.max):
-        raise ArgumentError(f"{what}(timeout={timeout!r}): expected seconds, 0 or more, or None")
-    return timeout
-
-
-def checked_number(what: str, number: int) -> int:
-    """The number of a version."""
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise ArgumentTypeError(f"{what}: expected the number of a version, found {number!r}")
-    return number
+def own(outputs: Any) -> Any:
+    """Copies of the outputs of a forward, which may be views of its arguments, of weights, or of the outputs for other requests."""
+    return tuple([own(output) for output in outputs]) if isinstance(outputs, tuple) else make(host_array(outputs).copy())
 
 
 def joined(parts: Sequence[Any]) -> Any:

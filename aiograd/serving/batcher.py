@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, LoopError, QueueFullError, ServingError
 from aiograd.serving.batching import BatchQueue, Task, TaskBatch
 from aiograd.tensors.core import TensorCore, make
 
@@ -37,11 +37,12 @@ class Batcher:
 
     def __init__(
         self, run: Callable[[TaskBatch], Awaitable[Any]], *, max_batch: int, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0,
-        name: str, closed_error: Callable[[str], Exception] = DrainingError, context: contextvars.Context | None = None, isolates: bool = False,
+        name: str, closed_error: Callable[[str], Exception] = DrainingError, output_error: Callable[[str], Exception] = ArgumentError,
+        context: contextvars.Context | None = None, isolates: bool = False,
     ) -> None:  # fmt: skip
         self._queue = BatchQueue(max_batch, min_batch=min_batch, max_rows=max_rows, max_delay=max_delay)
         self._run, self._context = run, context
-        self._name, self._closed_error = name, closed_error
+        self._name, self._closed_error, self._output_error = name, closed_error, output_error
         self._isolates = isolates
         #: batches that have run or run, and their rows
         self.batches = self.rows = 0
@@ -95,6 +96,8 @@ class Batcher:
         if self.is_draining or queue.max_rows is not None:
             self.require_room(size)
         loop = asyncio.get_running_loop()
+        if self._worker is not None and not self._worker.done() and self._worker.get_loop() is not loop:
+            raise LoopError(f"{self._name}: runs batches on another event loop; use one for each loop, or asyncio.run_coroutine_threadsafe")
         now = loop.time()
         if deadline is not None and deadline <= now:
             self.expired += 1
@@ -241,7 +244,7 @@ class Batcher:
         is_tuple = isinstance(result, (tuple, list))
         outputs = tuple(result) if is_tuple else (result,)
         if outputs and _size_of(outputs) != batch.size:
-            raise ArgumentError(f"{self._name}: the function returned other than Tensors of {batch.size} rows for a batch of {batch.size}")
+            raise self._output_error(f"{self._name}: the function returned other than Tensors of {batch.size} rows for a batch of {batch.size}")
         is_single = len(batch.tasks) == 1
         start = 0
         for task in batch.tasks:

@@ -11,6 +11,7 @@ import numpy as np
 from aiograd.errors import ArgumentError, ServingError
 from aiograd.running.random_streams import RandomStream, stream_of
 from aiograd.serving.answers import rows_of
+from aiograd.serving.arguments import checked_count
 from aiograd.serving.versions import Array
 from aiograd.tensors.core import host_array
 
@@ -40,19 +41,16 @@ class ReplayBuffer:
     """
 
     def __init__(self, rows: int, *, bytes: int | None = None, policy: Literal["latest", "reservoir"] = "latest", seed: int = 0) -> None:
-        for name, value, least in (("rows", rows, 1), ("bytes", bytes, 1), ("seed", seed, 0)):
-            if not (name == "bytes" and value is None) and (type(value) is not int or value < least):
-                raise ArgumentError(f"ReplayBuffer({name}={value!r}): expected an int of at least {least}")
         if policy not in ("latest", "reservoir"):
             raise ArgumentError(f"ReplayBuffer(policy={policy!r}): expected 'latest' or 'reservoir'")
-        self.rows: int = rows
-        self.bytes: int | None = bytes
+        self.rows: int = checked_count("ReplayBuffer(rows=)", rows)
+        self.bytes: int | None = None if bytes is None else checked_count("ReplayBuffer(bytes=)", bytes)
         self.policy: Literal["latest", "reservoir"] = policy
         self.seen: int = 0
-        self._bounds = {"rows": rows, "bytes": bytes, "policy": policy}
-        self._random = RandomStream(seed)
+        self._bounds = {"rows": self.rows, "bytes": self.bytes, "policy": policy}
+        self._random = RandomStream(checked_count("ReplayBuffer(seed=)", seed, 0))
         self._columns: list[Array] = []  # row n of the latest is at n modulo capacity
-        self._capacity = rows
+        self._capacity = self.rows
 
     def __len__(self) -> int:
         """Number of rows that it keeps."""
@@ -103,8 +101,7 @@ class ReplayBuffer:
         Raises:
             ArgumentError: the count is less than 1. ServingError: the buffer is empty.
         """
-        if type(count) is not int or count < 1:
-            raise ArgumentError(f"ReplayBuffer.sample({count!r}): expected an int of at least 1")
+        count = checked_count("ReplayBuffer.sample(count=)", count)
         if not len(self):
             raise ServingError("ReplayBuffer.sample: the buffer is empty; add rows first")
         places = self._random.numpy.choice(len(self), count, replace=count > len(self))

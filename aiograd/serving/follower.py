@@ -31,7 +31,7 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, DeltaError, DistributedError, ServingError
 from aiograd.nn.module import Module
-from aiograd.serving.answers import checked_number, checked_timeout
+from aiograd.serving.arguments import checked_number, checked_timeout
 from aiograd.serving.delta import apply_delta, encode_delta
 from aiograd.serving.server import Server
 from aiograd.serving.versions import Array, Version
@@ -221,8 +221,8 @@ class Follower(Server):
         2
         """
         self._check_open()
-        checked_timeout("reach", timeout)
-        await self._reached(checked_number("reach", number), None if timeout is None else asyncio.get_running_loop().time() + timeout)
+        seconds = checked_timeout("reach", timeout)
+        await self._reached(checked_number("reach", number), None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
         raise self._refused("publish")

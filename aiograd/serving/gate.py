@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.serving.arguments import checked_count, checked_real
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import TensorCore, host_array
 from aiograd.tensors.plain import plain_array
@@ -47,13 +48,9 @@ class Gate:
     def __init__(self, metric: Callable[..., Any], *, window: int = 200, tolerance: float = 0.0) -> None:
         if not callable(metric):
             raise ArgumentTypeError(f"Gate: expected a function metric(outputs, *targets), found {type(metric).__name__}")
-        if type(window) is not int or window < 1:
-            raise ArgumentError(f"Gate(window={window!r}): expected an int of at least 1")
-        if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
-            raise ArgumentError(f"Gate(tolerance={tolerance!r}): expected a finite number of at least 0")
         self.metric: Callable[..., Any] = metric
-        self.window: int = window
-        self.tolerance: float = float(tolerance)
+        self.window: int = checked_count("Gate(window=)", window)
+        self.tolerance: float = checked_real("Gate(tolerance=)", tolerance, "a finite number of at least 0")
 
 
 class GateComparison:

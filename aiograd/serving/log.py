@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
+from aiograd.errors import AiogradError, VersionLogError, VersionNotFoundError
 from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
 from aiograd.saving.serialization import flush_folder, load, load_metadata, replacing, save
+from aiograd.serving.arguments import checked_count
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array
 
@@ -59,10 +60,8 @@ class VersionLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 10) -> None:
-        if type(keep) is not int or keep < 1:
-            raise ArgumentError(f"VersionLog(keep={keep!r}): expected an int of at least 1")
         self.folder: Path = Path(folder)
-        self.keep: int = keep
+        self.keep: int = checked_count("VersionLog(keep=)", keep)
         self._lock_file: int | None = None
 
     def __repr__(self) -> str:

@@ -23,11 +23,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
+from aiograd.errors import ArgumentError, DeadlineError, LoopError, RejectedVersionError, ServingError, VersionLogError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
+from aiograd.serving.arguments import checked_real
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion, VersionedForward
@@ -55,6 +56,8 @@ class Publisher:
         self._log = log
         self._store = VersionStore(keep)
         self._state = "new"
+        #: the event loop in which it was entered
+        self._loop: asyncio.AbstractEventLoop | None = None
         #: the version that serves; None before the first
         self._serving: BoundVersion | None = None
         #: seconds since the epoch at which it began to serve
@@ -79,6 +82,20 @@ class Publisher:
         if self._state != "open":
             before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
             raise ServingError(f"this Server cannot be used {before}")
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        """Raise `LoopError` on another event loop than the server's, and in another thread while that runs."""
+        own = self._loop
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
+        if own is not None and loop is not own and (loop is not None or own.is_running()):
+            raise LoopError(
+                f"{self!r} belongs to the event loop in which it was entered, and cannot be used from another loop or thread: use there "
+                "asyncio.run_coroutine_threadsafe(server.predict(rows), loop), loop.call_soon_threadsafe(server.rollback), or a Server for each loop"
+            )
 
     def _require_own_versions(self, what: str) -> None:
         """Raise `ServingError` where the versions are another server's."""
@@ -313,7 +330,7 @@ class Publisher:
             ArgumentError: shares that do not add up. VersionNotFoundError: a version that is not kept. RejectedVersionError: one that is not finite.
         """
         self._check_open()
-        split = VersionSplit(shares, [version.number for version in self.versions]) if shares else None
+        split = None if isinstance(shares, Mapping) and not shares else VersionSplit(shares, [version.number for version in self.versions])
         for number in split.shares if split is not None else ():
             if not self.version(number).is_finite:
                 raise RejectedVersionError(f"split: version {number} may not serve: its state has NaN or infinity. Give it no share.")
@@ -333,15 +350,14 @@ class Publisher:
             VersionNotFoundError: it is not kept. ArgumentError: a share that cannot be.
         """
         self._check_open()
-        if not 0.0 <= share <= 1.0:
-            raise ArgumentError(f"shadow(share={share!r}): expected a number from 0 to 1")
+        part = checked_real("shadow(share=)", share, "a number from 0 to 1", most=1.0)
         bound = None if number is None else self._bind(self.version(number))
         if self._shadow is not None:
             self._shadow.stop()
         self._shadow = None
         if bound is not None:
             difference_sum = self._difference_sums.setdefault(bound.version.number, DifferenceSum())
-            self._shadow = Shadow(self._forward, bound, float(share), difference_sum)
+            self._shadow = Shadow(self._forward, bound, part, difference_sum)
         self._retain()
 
     def _pin(self, *numbers: int) -> None:

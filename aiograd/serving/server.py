@@ -1,6 +1,11 @@
 """Server: answers requests in batches, each by one committed version of a model's weights.
 
 See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A module for every version] in `forward`.
+
+Note [Whose fault]
+    An `ArgumentError` of the forward may be the fault of the request, such as rows of another width, or of the model. So the forward is called again
+    with a row that it has answered before: the request is at fault where that is answered, and the error stays as it is. Otherwise, and before
+    anything has been answered, it is a `ForwardError`.
 """
 
 from __future__ import annotations
@@ -15,10 +20,11 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from aiograd.engine.run import clock_of
-from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ForwardError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, rows_of
+from aiograd.serving.answers import Answer, floating_dtype, joined, own, rows_of
+from aiograd.serving.arguments import checked_count, checked_deadline, checked_number, checked_real, checked_timeout
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
@@ -26,6 +32,7 @@ from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.statistics import BOUNDS, MOST_COUNTED, ServingStatistics
+from aiograd.tensors.core import host_array, make
 
 
 class Server(Publisher):
@@ -48,7 +55,7 @@ class Server(Publisher):
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be. On entry: RejectedVersionError, a model that is not finite. VersionLogError: the
-            log cannot be used.
+            log cannot be used. LoopError: of its methods, on another event loop than the one in which it was entered, or in another thread.
 
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
     ...     answer = await server.predict(ag.ones(3, 2))
@@ -65,25 +72,27 @@ class Server(Publisher):
             raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
         if forward is not None and not callable(forward):
             raise ArgumentTypeError(f"Server(forward=): expected a function of a module and columns, found {type(forward).__name__}")
-        for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
-            if type(value) is not int or value < 1:
-                raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
-        if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)):
-            raise ArgumentTypeError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
         if log is not None and not isinstance(log, (str, PathLike, VersionLog)):
             raise ArgumentTypeError(f"Server(log=): expected a folder or a VersionLog, found {type(log).__name__}")
         if precision not in ("exact", "bfloat16"):
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
-        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
-        super().__init__(model, keep, precision, version_log)
+        kept = checked_count("Server(keep=)", keep)
+        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=kept)
+        super().__init__(model, kept, precision, version_log)
         self.deadline: float | None = checked_deadline(deadline)
-        self.max_batch: int = max_batch
-        self.max_queue: int = max_queue
-        self._forward = VersionedForward(model, forward, max_batch)
+        self.max_batch: int = checked_count("Server(max_batch=)", max_batch)
+        self.max_queue: int = checked_count("Server(max_queue=)", max_queue)
+        delay = checked_real("Server(max_delay=)", max_delay)
+        self._forward = VersionedForward(model, forward, self.max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(
-            self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context, isolates=True
-        )
+            self._run, max_batch=self.max_batch, max_rows=self.max_queue, max_delay=delay, name="server", output_error=ForwardError, context=context,
+            isolates=True,
+        )  # fmt: skip
+        #: of columns that are lists
+        self._list_dtype = floating_dtype(model.state_dict())
+        #: the first row that the forward has answered, see Note [Whose fault]
+        self._known_row: tuple[Any, ...] | None = None
         self._answered = 0
         self._answers: Counter[int] = Counter()
         self._latency = dict.fromkeys(BOUNDS, 0)
@@ -98,7 +107,7 @@ class Server(Publisher):
     async def __aenter__(self) -> Self:
         if self._state != "new":
             raise ServingError("a Server is entered once; make a new one")
-        self._state = "entering"
+        self._state, self._loop = "entering", asyncio.get_running_loop()
         try:
             await self._begin()
         except BaseException:
@@ -145,6 +154,7 @@ class Server(Publisher):
         if self._state in ("closed", "new"):
             self._state = "closed"
             return
+        self._check_loop()
         self._state = "closed"
         REGISTRY.remove(self)
         try:
@@ -165,7 +175,8 @@ class Server(Publisher):
         a batch runs as several, all of one version. Cancelling takes the rows out.
 
         Args:
-            columns: Tensors or arrays with the same number of rows, at least one, as the forward takes them.
+            columns: Tensors, arrays or lists with the same number of rows, at least one, as the forward takes them. Tensors and arrays keep their
+                dtypes; numbers of lists, as JSON has them, get the dtype of the model's floating-point weights, also where they are ints.
             deadline: seconds until the answer is given up; None for the server's.
             version: number of the version to ask; None for the one that serves, or one of the split.
             key: text, bytes or an integer that chooses the same version of a split every time.
@@ -176,7 +187,8 @@ class Server(Publisher):
 
         Raises:
             ArgumentError, ArgumentTypeError: columns that are no rows or do not fit together. QueueFullError: too many rows wait. DrainingError: the
-            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. Exceptions of the forward.
+            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. ForwardError: the forward refuses
+            arguments, or returns other than rows, while the request is not shown to be at fault. Other exceptions of the forward.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     answer = await server.predict([[1.0, 2.0]], deadline=1.0)
@@ -184,7 +196,7 @@ class Server(Publisher):
         ['X-Model-Digest', 'X-Model-Version']
         """
         self._check_open()
-        rows = rows_of(columns)
+        rows = rows_of(columns, dtype=self._list_dtype)
         size = rows[0].shape[0]
         with tracing.span("predict", attributes={"aiograd.rows": size}) as span:
             loop = asyncio.get_running_loop()
@@ -198,7 +210,7 @@ class Server(Publisher):
             group = self._serving if at_least is not None and version is None else self._group_of(version, key)
             if size <= self.max_batch:
                 task = self._batcher.admit(rows, group=group, deadline=until)
-                value = await self._batcher.wait(task)
+                value = own(await self._batcher.wait(task))
             else:
                 task, value = await self._in_parts(rows, size, self._bound_of(group), until)
             batch: Any = task.batch
@@ -233,10 +245,28 @@ class Server(Publisher):
         group: Any = batch.group
         bound = self._bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
-        outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
+        try:
+            outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
+        except ArgumentError as error:
+            if len(batch.tasks) > 1 or await self._answers_known_row(bound):  # several tasks run again, each alone
+                raise
+            shapes = ", ".join([str(list(column.shape)) for column in batch.tasks[0].rows])
+            raise ForwardError(f"the forward of {type(self.model).__name__} failed for columns of shapes {shapes}: {error}") from error
+        if self._known_row is None:
+            self._known_row = tuple([make(host_array(column)[:1].copy()) for column in batch.tasks[0].rows])
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
+
+    async def _answers_known_row(self, bound: BoundVersion) -> bool:
+        """True if the version answers a row that was answered before, see Note [Whose fault]."""
+        if self._known_row is None:
+            return False
+        try:
+            await self._forward(bound, [self._known_row], 1)
+        except Exception:
+            return False
+        return True
 
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far.

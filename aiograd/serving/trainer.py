@@ -35,6 +35,7 @@ from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.running.offloading import STEP_CALLS
 from aiograd.serving.answers import rows_of
+from aiograd.serving.arguments import checked_count, checked_real
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, GateComparison, Verdict
 from aiograd.serving.server import Server
@@ -102,24 +103,18 @@ class Trainer:
             raise ArgumentTypeError(f"Trainer(optimizer=): {type(optimizer).__name__}.step needs a closure; expected an optimizer such as AdamW")
         if not callable(loss):
             raise ArgumentTypeError(f"Trainer(loss=): expected a function of the model and columns, found {type(loss).__name__}")
-        for name, count in (("batch", batch), ("publish_every", publish_every), ("inputs", inputs), ("max_failures", max_failures)):
-            if type(count) is not int or count < 1:
-                raise ArgumentError(f"Trainer({name}={count!r}): expected an int of at least 1")
-        if rate is not None and not (isinstance(rate, (int, float)) and 0.0 < rate < math.inf):
-            raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
-        if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
-            raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
         self.server: Server = server
         self.optimizer: Optimizer = optimizer
         self.loss: Callable[..., Any] = loss
         self.buffer: ReplayBuffer = buffer
         self.gate: Gate | None = gate
-        self.batch: int = batch
-        self.rate: float | None = rate
-        self.publish_every: int = publish_every
-        self.inputs: int = inputs
-        self.max_failures: int = max_failures
-        self.patience: float = patience
+        self.batch: int = checked_count("Trainer(batch=)", batch)
+        per_second = "steps per second above 0, or None"
+        self.rate: float | None = None if rate is None else checked_real("Trainer(rate=)", rate, per_second, is_positive=True)
+        self.publish_every: int = checked_count("Trainer(publish_every=)", publish_every)
+        self.inputs: int = checked_count("Trainer(inputs=)", inputs)
+        self.max_failures: int = checked_count("Trainer(max_failures=)", max_failures)
+        self.patience: float = checked_real("Trainer(patience=)", patience)
         self.steps: int = 0
         self.failures: int = 0
         self.rejected: int = 0
@@ -186,7 +181,8 @@ class Trainer:
         Cancelling while they are judged leaves them out of the buffer.
 
         Args:
-            columns: Tensors or arrays with the same number of rows, as the loss takes them after the model.
+            columns: Tensors, arrays or lists with the same number of rows, as the loss takes them after the model. Ints of lists are converted
+                as `Server.predict` does in columns that go into the model, and stay ints in targets.
 
         Raises:
             ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before. Exceptions of the gate's
@@ -196,7 +192,8 @@ class Trainer:
         >>> len(trainer.buffer)
         8
         """
-        rows = rows_of(columns, "learn")
+        self.server._check_loop()
+        rows = rows_of(columns, "learn", dtype=self.server._list_dtype, inputs=self.inputs)
         if len(rows) < self.inputs:
             raise ArgumentError(f"learn: {len(rows)} columns; expected at least the {self.inputs} that go into the model")
         if self.gate is not None:
@@ -225,6 +222,7 @@ class Trainer:
         task = asyncio.current_task()
         if task is not None and task is self._stepper:
             raise ModeError("Trainer.step: this task is within a step of this Trainer already, which would wait for itself")
+        self.server._check_loop()
         async with self._stepping:
             self.server._check_open()
             self._take_over()

@@ -14,12 +14,14 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, VersionNotFoundError
+from aiograd.serving.arguments import checked_number, checked_real
 
 Array = np.ndarray[Any, Any]
 Precision = Literal["exact", "bfloat16"]
@@ -206,7 +208,7 @@ class VersionStore:
 
     def get(self, number: int) -> Version:
         """The version of a number; a VersionNotFoundError says which are kept."""
-        version = self._kept.get(number) if isinstance(number, int) else None
+        version = self._kept.get(int(number)) if isinstance(number, Integral) and not isinstance(number, bool) else None
         if version is None:
             kept = ", ".join(map(str, sorted(self._kept))) or "none"
             raise VersionNotFoundError(f"version {number!r} is not kept; kept: {kept}. Keep more with `keep`.")
@@ -275,11 +277,11 @@ class VersionSplit:
 
     def __init__(self, shares: Mapping[int, float], known: Collection[int]) -> None:
         expected = "expected shares of at least 0 by numbers of versions, 1 in all"
-        try:
-            weights = {number: float(share) for number, share in sorted(shares.items())}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ArgumentTypeError(f"split({shares!r}): {expected}") from error
-        total = math.fsum(weights.values()) if all(0 <= weight <= 2 for weight in weights.values()) else math.nan
+        if not isinstance(shares, Mapping):
+            raise ArgumentTypeError(f"split({shares!r}): {expected}")
+        checked = [(checked_number("split", number), checked_real("split", share, expected, most=2.0)) for number, share in shares.items()]
+        weights = dict(sorted(checked))
+        total = math.fsum(weights.values())
         if not abs(total - 1) <= 1e-6:
             raise ArgumentError(f"split({shares!r}): {expected}")
         unknown = [number for number in weights if number not in known]
@@ -294,7 +296,7 @@ class VersionSplit:
     def choose(self, key: str | bytes | int | None = None) -> int:
         """The number of the version that answers; None for a key spreads requests evenly."""
         if key is not None:
-            if not isinstance(key, (str, bytes, int)):
+            if not isinstance(key, (str, bytes, Integral)):
                 raise ArgumentTypeError(f"the key of a request: expected str, bytes or int, found {type(key).__name__}")
             text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
             place = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)  # in [0, 1)

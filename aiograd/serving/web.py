@@ -16,7 +16,8 @@ logger = logging.getLogger("aiograd.serving")
 #: status of an error by the first of these classes that it is of
 _STATUS: dict[type[Exception], int] = {
     errors.VersionNotFoundError: 404, errors.QueueFullError: 429, errors.DrainingError: 503, errors.RejectedVersionError: 500,
-    errors.DeltaError: 500, errors.VersionLogError: 500, errors.ServingError: 503, errors.DeadlineError: 504, errors.ArgumentError: 400,
+    errors.DeltaError: 500, errors.VersionLogError: 500, errors.ForwardError: 500, errors.ServingError: 503,
+    errors.DeadlineError: 504, errors.ArgumentError: 400,
 }  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def http_error(error: BaseException) -> HTTPError:
     Returns:
         Status, headers and body. The status is 400 for an `ArgumentError`, 404 for a `VersionNotFoundError`, 429 for a `QueueFullError`, 503 for
         a `DrainingError` (these two with ``Retry-After``) or another `ServingError`, 504 for a `DeadlineError`. Anything else gives 500 and a
-        body without its text, also a `RejectedVersionError`, `DeltaError` or `VersionLogError`.
+        body without its text, also a `ForwardError`, `RejectedVersionError`, `DeltaError` or `VersionLogError`.
 
     >>> ag.serving.http_error(ag.errors.QueueFullError("64 of 64 rows wait", retry_after=0.2))
     HTTPError(status=429, headers={'Retry-After': '1'}, body={'error': 'QueueFullError', 'detail': '64 of 64 rows wait'})

@@ -80,6 +80,8 @@ async def test_metrics_have_the_longest_wait_by_kind_and_ask_no_peer(monkeypatch
         found = families(left._core)
         assert value(found["aiograd_waiting_seconds"], "aiograd_waiting_seconds", worker="left", kind="call") == pytest.approx(5.0, abs=0.1)
         assert value(found["aiograd_waiting_seconds"], "aiograd_waiting_seconds", worker="left", kind="pass") == 0
+        of_driver = families(driver._core)["aiograd_waiting_seconds"]  # its task belongs to no call of its own
+        assert {each.labels["kind"]: each.value for each in of_driver.samples if each.value} == {"call": pytest.approx(5.0, abs=0.1)}
         assert value(found["aiograd_loop_held_seconds"], "aiograd_loop_held_seconds", worker="left", peer="third") == 3.5
         assert driver._core.meter.histograms["call"].count == calls
         end.set()

@@ -485,9 +485,9 @@ async def test_a_queue_for_the_executor() -> None:
         async with ag.Engine(threads=1), workers("a", "b", service=exposing(block), limits=limits) as (a, b):
             async with under_way(*(a.call("b", "block") for _ in range(3))) as calls:
                 await until(lambda: [wait.message for wait in asking.waits(b._core)].count("the executor") == 2, 1_000_000)
-                found = sorted((wait.message, wait.line.partition(":")[0]) for wait in rows(await a.why(), "b"))
+                found = sorted((wait.message, wait.what, wait.line.partition(":")[0]) for wait in rows(await a.why(), "b"))
                 assert found == [
-                    ("a thread of the executor", "distributed/test_waits_of_workers.py"), ("the executor", ""), ("the executor", ""),
+                    ("a thread of the executor", "block", "distributed/test_waits_of_workers.py"), *[("the executor", "block", "")] * 2,
                 ]  # fmt: skip
                 gate.set()
                 await asyncio.gather(*calls)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiograd as ag
+import aiograd.distributed as dist
 from aiograd import nn, serving
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, ModeError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, LoopError, ModeError, ServingError, VersionNotFoundError
 from aiograd.serving import statistics
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.serving.learning import examples, squares
 from tests.serving.models import Two, ones, state, values
-from tests.support import assert_awaiting_raises, assert_raises
+from tests.support import assert_awaiting_raises, assert_raises, bits
 
 
 class Recommend(nn.Module):
@@ -141,6 +143,22 @@ async def test_buffers_that_are_in_no_version_stay_as_they_were() -> None:
         assert values(await server.predict(ones())) == {1.0}
 
 
+async def test_an_answer_shares_no_memory_with_requests_weights_and_other_answers() -> None:
+    def forward(module: Any, x: Any) -> Any:
+        return x, x[:, :1], ag.expand_dims(module.first, 1) if x.shape[0] == 1 else x, x * 2
+
+    rows = [np.ones((1, 3), np.float32) for _ in range(3)]
+    async with serving.Server(Two(), forward=forward) as server:
+        alone = await server.predict(rows[0])
+        met = await asyncio.gather(*[server.predict(each) for each in rows[1:]])
+        assert met[0].batch == 2
+        arrays = [output._data for answer in (alone, *met) for output in answer.value]
+        assert all(array.base is None and array.flags.writeable for array in arrays)
+        for array in arrays:
+            array[...] = 7.0
+        assert all((each == 1.0).all() for each in rows) and server.current.state["first"].tolist() == [0.0]
+
+
 async def test_the_default_forward_calls_the_module() -> None:
     class Doubled(nn.Linear):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,10 +204,113 @@ async def test_times_and_numbers_that_cannot_be() -> None:
             await assert_awaiting_raises(ArgumentError, "expected seconds, 0 or more", server.drain(timeout))  # type: ignore[arg-type]
         for number in ("1", 1.5, True, float("nan")):
             await assert_awaiting_raises(ArgumentTypeError, "expected the number of a version", server.predict(ones(), at_least=number))  # type: ignore[arg-type]
-        await assert_awaiting_raises(ArgumentError, "expected seconds above 0", server.predict(ones(), deadline=10**400))
+        for deadline in (10**400, True, np.array([1.0])):
+            await assert_awaiting_raises(ArgumentError, "expected seconds above 0", server.predict(ones(), deadline=deadline))  # type: ignore[arg-type]
+        for share in ("x", None, True, np.ones(2)):
+            assert_raises(ArgumentTypeError, "expected a number from 0 to 1", server.shadow, 1, share)
+        for shares in (None, 1, [1.0], {1: "1.0"}, {1: True}, {1.0: 1.0}, {True: 1.0}, {"1": 1.0}):
+            assert_raises(ArgumentTypeError, "expected", server.split, shares)
+        for number in (True, 1.0, "1"):
+            assert_raises(VersionNotFoundError, "kept: 1", server.version, number)
         assert values(await server.predict(ones())) == {0.0}
     for options in ({"max_delay": "x"}, {"max_delay": None}, {"log": 5}, {"log": b"x"}):
         assert_raises(ArgumentTypeError, "expected", serving.Server, Two(), **options)
+
+
+async def test_numbers_of_numpy_are_taken_as_pythons() -> None:
+    one, second = np.int64(1), np.float32(1)
+    options = {"max_batch": np.int32(8), "max_queue": np.int64(16), "keep": np.uint8(3), "max_delay": np.float32(0), "deadline": second}
+    async with serving.Server(Two(), **options) as server:  # type: ignore[arg-type]
+        await server.publish()
+        for version, expected in ((one, 1), (None, 2)):
+            assert (await server.predict(ones(), version=version, deadline=second, at_least=one)).version == expected
+        server.shadow(one, np.float32(0.5))
+        server.split({one: np.float32(1.0)})
+        assert (await server.predict(ones(), key=one)).version == 1
+        assert server.version(one).number == server.promote(one).number == server.rollback(one).number == 1
+        optimizer = ag.optim.SGD(server.model.parameters(), 0.1)
+        buffer = serving.ReplayBuffer(np.int64(4), bytes=np.int64(999), seed=np.int64(3))
+        gate = serving.Gate(lambda outputs, y: y, window=np.int64(2), tolerance=np.float32(0.5))
+        serving.Trainer(
+            server, optimizer, squares, buffer=buffer, batch=np.int64(2), rate=np.float32(3), publish_every=np.int8(1), inputs=one, max_failures=one,
+            patience=np.float32(0.5), gate=gate,
+        )  # type: ignore[arg-type]  # fmt: skip
+        buffer.add(ones(5))
+        assert len(buffer.sample(np.int64(2))[0]) == 2
+        restored = serving.ReplayBuffer(4, bytes=999)
+        restored.load_state_dict(buffer.state_dict())
+        assert len(restored) == 4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+async def test_lists_get_the_dtype_of_the_model_and_arrays_keep_theirs(dtype: Any) -> None:
+    seen: list[Any] = []
+
+    async def forward(module: Any, x: Any) -> Any:
+        seen.append(x.dtype)
+        return module(x)
+
+    model = nn.Linear(2, 1, dtype=dtype)
+    async with serving.Server(model, forward=forward) as server:
+        for rows in ([[1, 2]], [[1.0, 2]], [[np.int64(1), 2]], json.loads("[[1, 2]]")):
+            answer = await server.predict(rows)
+            assert (answer.value.dtype, seen[-1]) == (dtype, dtype)
+            assert bits(answer.value) == bits((await server.predict(np.array([[1, 2]], dtype))).value)
+        for array in (np.array([[1, 2]]), np.array([[1, 2]], np.float16), ag.tensor([[1, 2]])):
+            await server.predict(array)
+            assert seen[-1] == array.dtype
+        trainer = serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), squares, buffer=serving.ReplayBuffer(9))
+        await trainer.learn([[1, 2]], [[3]])
+        await trainer.learn(np.ones((1, 2), dtype), np.ones((1, 1), np.int64))
+        assert [column.dtype for column in trainer.buffer.sample(1)] == [dtype, np.int64]
+
+
+async def test_another_event_loop_is_refused() -> None:
+    """Every call leaves the server as it was, also one from a thread without a loop."""
+    trainer = serving.Trainer(
+        server := serving.Server(nn.Linear(3, 1)), ag.optim.SGD(server.model.parameters(), 0.1), squares, buffer=serving.ReplayBuffer(50)
+    )
+    x, y = examples()
+
+    async def call() -> None:
+        for coroutine in (
+            server.predict(x), server.publish(), server.drain(), server.aclose(), server.__aexit__(None, None, None), trainer.learn(x, y),
+            trainer.step(), trainer.__aenter__(),
+        ):  # fmt: skip
+            await assert_awaiting_raises(LoopError, "run_coroutine_threadsafe", coroutine)
+        call_at_once()
+
+    def call_at_once() -> None:
+        for function, *args in ((server.promote, 1), (server.rollback, 1), (server.split, {}), (server.shadow, None)):
+            assert_raises(LoopError, "run_coroutine_threadsafe", function, *args)  # type: ignore[arg-type]
+
+    async with server:
+        await asyncio.to_thread(asyncio.run, call())
+        await asyncio.to_thread(call_at_once)
+        future = await asyncio.to_thread(asyncio.run_coroutine_threadsafe, server.predict(x), asyncio.get_running_loop())
+        assert (await asyncio.wrap_future(future)).version == 1
+        assert not len(trainer.buffer) and server.statistics().rollbacks == 0
+
+
+def test_a_server_may_be_used_between_two_runs_of_its_loop() -> None:
+    with asyncio.Runner() as runner:
+        server = runner.run(serving.Server(Two()).__aenter__())
+        runner.run(server.publish())
+        assert server.rollback().number == 1
+        runner.run(server.aclose())
+
+
+async def test_a_batcher_that_works_on_another_event_loop_takes_no_rows(virtual_clock: VirtualClock) -> None:
+    pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8, min_batch_size=2)
+    first = asyncio.ensure_future(pool.submit(ag.ones(1)))
+    await asyncio.sleep(0)
+
+    async def call() -> None:
+        await assert_awaiting_raises(LoopError, "TaskPool: runs batches on another event loop", pool.submit(ag.ones(1)))
+
+    await asyncio.get_running_loop().run_in_executor(None, asyncio.run, call())
+    await pool.submit(ag.ones(1))
+    assert (await first).tolist() == [2.0]
 
 
 async def test_a_trainer_of_a_server_that_is_not_open() -> None:

@@ -8,13 +8,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from aiograd import serving
+import aiograd as ag
+from aiograd import nn, serving
 from aiograd.errors import (
     AiogradError,
     ArgumentError,
     ArgumentTypeError,
     DeadlineError,
     DrainingError,
+    ForwardError,
     GraphError,
     QueueFullError,
     RejectedVersionError,
@@ -31,6 +33,7 @@ ROWS: list[tuple[Exception, int, dict[str, str]]] = [
     (DrainingError("rows", retry_after=0.0), 503, {"Retry-After": "1"}),
     (ServingError("rows"), 503, {}),
     (DeadlineError("rows"), 504, {}),
+    (ForwardError("rows"), 500, {}),
     (RejectedVersionError("rows"), 500, {}),
     (VersionLogError("rows"), 500, {}),
     (GraphError("rows"), 500, {}),
@@ -60,6 +63,34 @@ async def test_aiohttp() -> None:
             assert headers.items() <= dict(response.headers).items()
             if status != 500:
                 assert await response.json() == serving.http_error(error).body
+
+
+@pytest.mark.net
+async def test_a_model_that_fails_is_not_the_fault_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    """A bad request is answered with status 400, and a request that is good or may be with status 500 where the model fails."""
+    is_broken = False
+
+    def forward(module: Any, x: Any) -> Any:
+        return module(x) @ ag.ones(7 if is_broken else 2, 1)
+
+    async def handle(request: web.Request) -> web.Response:
+        answer = await server.predict((await request.json())["rows"])
+        return web.json_response(answer.value.tolist())
+
+    async def ask(rows: Any) -> int:
+        async with client.post("/", json={"rows": rows}) as response:
+            assert (await response.text() == "500 Internal Server Error\n\nServer got itself in trouble") == (response.status == 500)
+            return response.status
+
+    good, narrow, text = [[0.5, 1.5, 2.5]], [[0.5]], "rows"
+    app = web.Application(middlewares=[serving.aiohttp_middleware()])
+    app.add_routes([web.post("/", handle)])
+    async with serving.Server(nn.Linear(3, 2), forward=forward) as server, TestClient(TestServer(app, host="127.0.0.1")) as client:
+        is_broken = True
+        assert [await ask(rows) for rows in (good, narrow, text)] == [500, 500, 400]
+        assert [type(record.exc_info[1]) for record in caplog.records if record.exc_info] == [ForwardError, ForwardError]
+        is_broken = False
+        assert [await ask(rows) for rows in (good, narrow, text)] == [200, 400, 400]
 
 
 @pytest.mark.net

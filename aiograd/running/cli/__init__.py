@@ -1,6 +1,7 @@
 """The command line: ``aiograd demo``, ``worker``, ``why``, ``trace``, ``wan`` and ``doctor``.
 
-The one place that may install things process-wide (an event loop, signal handlers); the library never does.
+The one place that may install things process-wide (an event loop, signal handlers); the library never does. Status 2: an option or a file that
+was named does not fit; 1: something else went wrong. Either is one line on standard error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiograd import __version__
-from aiograd.errors import AiogradError
+from aiograd.errors import AiogradError, ArgumentError
 from aiograd.running.cli.worker import add_worker
 from aiograd.running.late import LateModule
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")
     traces.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json", help="files written by the profiler")
     traces.add_argument("-o", "--output", type=Path, help="write the merged trace here; open it in ui.perfetto.dev")
-    traces.add_argument("-n", "--limit", type=int, default=20, help="rows of the table (default 20)")
+    traces.add_argument("-n", "--limit", type=_count, default=20, help="rows of the table (default 20)")
     traces.set_defaults(run=lambda options: trace.trace(options))
 
     health = commands.add_parser("doctor", help="print what this installation has and whether it works")
@@ -62,6 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(options)
     except (AiogradError, OSError) as error:
         print("\n".join([f"aiograd {options.command}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-        return 1
+        if isinstance(error, ArgumentError):
+            return 2
+        return 1 if isinstance(error, (AiogradError, ConnectionError, TimeoutError)) else 2  # any other OSError is of a file that was named
     except KeyboardInterrupt:
         return 130  # as a shell says of a command that Ctrl-C ended
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)

@@ -1,8 +1,8 @@
 """``aiograd why``: asks a worker and the workers that it knows what they wait for, and prints the report.
 
 Note [Status]
-    0: nothing waits in a circle, though some of it may wait; 3: there is a cycle; 1: the worker cannot be reached or gives no report, or the options
-    do not fit. Monitoring needs nothing else: a cluster that computes waits all the time, for each other's gradients.
+    0: nothing waits in a circle, though some of it may wait; 3: there is a cycle; 1: the worker cannot be reached or gives no report; 2: an option
+    does not fit. Monitoring needs nothing else: a cluster that computes waits all the time, for each other's gradients.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def add_why(commands: Any) -> None:
         "why",
         help="print what the workers of a cluster wait for, and where that goes round in a circle",
         description="Ask a running worker, by its URL or by its name, and the workers that it knows what they wait for. It connects as a worker "
-        "does, with the secret of the cluster. Status 0: there is no cycle; 3: there is one; 1: the worker cannot be reached.",
+        "does, with the secret of the cluster. Status 0: there is no cycle; 3: there is one; 1: the worker cannot be reached; 2: an option "
+        "does not fit.",
     )
     parser.add_argument("worker", metavar="URL|NAME", help="the worker to ask; a name needs --peer NAME=URL")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="where a worker is; may be given several times")
