@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.functional.function import Function, once_differentiable
 from aiograd.functional.isolation import IsolatedContext, isolate
 from aiograd.graph.current import CURRENT
@@ -70,7 +70,7 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         tuples, lists and dicts.
 
     Raises:
-        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. The error of a call.
+        ArgumentError: the tuples differ in length. ArgumentTypeError: arguments that are no tuple; a call returned None. The error of a call.
 
     >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
     >>> (y,), (z,) = await ag.parallel.map_with_parallel_backward(lambda x: x * x, (x,), (x + 1,))
@@ -78,6 +78,11 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
     >>> x.grad
     tensor([ 6., 10.])
     """
+    for number, args in enumerate(args_per_call):
+        if not isinstance(args, Sequence) or isinstance(args, str):
+            raise ArgumentTypeError(
+                f"map_with_parallel_backward: the arguments of call {number} are a {type(args).__name__}; expected a tuple, (x,) for a function of x"
+            )
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:
         lengths = ", ".join(str(len(args)) for args in calls)

@@ -267,6 +267,8 @@ async def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="All input sets must have the same number of arguments"):
         await map_with_parallel_backward(Multiply, (a, a), (a,))
     await assert_awaiting_raises(ArgumentTypeError, "Function class or a callable", map_with_parallel_backward(3, (a,)))
+    for args in (a, 3, "ab", {"x": a}):
+        await assert_awaiting_raises(ArgumentTypeError, rf"of call 1 are a {type(args).__name__}", map_with_parallel_backward(Multiply, (a,), args))
     ctx, _ = await run_isolated_forward(Multiply, a, a)
     await assert_awaiting_raises(ArgumentError, "2 gradients for 1 outputs", run_isolated_backward(Multiply, ctx, a, a))
     await assert_awaiting_raises(ArgumentError, "shape", run_isolated_backward(Multiply, ctx, leaf([1, 2])))

@@ -275,7 +275,7 @@ class Group:
 
         Raises:
             As `all_reduce`; nothing was applied anywhere then. CommitUnknown: contact was lost at the moment of the decision, and nothing was
-            applied here; `CommitUnknown.workers` names the one that knows. The error of `apply`.
+            applied here; `CommitUnknown.workers` names the one that knows. The error of `apply`. ArgumentTypeError: no callable.
 
         Cancelling makes the group fail on every member, unless this one has said that it is ready: then the decision is awaited, and the
         cancellation raised after it.
@@ -284,6 +284,8 @@ class Group:
         applied
         applied
         """
+        if not callable(apply):
+            raise ArgumentTypeError(f"Group.commit: expected a callable, found {type(apply).__name__}")
         await self.agreements.agree(apply, self.core.time_for(timeout))
 
     async def without(self, name: str, *, timeout: float | None = None) -> Group:

@@ -166,8 +166,10 @@ def data_of_lists(lists: Sequence[Sequence[Any]], rank: int) -> tuple[list[Any],
     """The data of the lists of `Group.sum_in_turn`, one after another, and the shapes and dtypes of each.
 
     Raises:
-        ArgumentError: no list, several on rank 0, or lists that differ.
+        ArgumentError: no list, several on rank 0, or lists that differ. ArgumentTypeError: no lists of arrays.
     """
+    if not isinstance(lists, (list, tuple)):
+        raise ArgumentTypeError(f"sum_in_turn: expected a list of lists of arrays, found {type(lists).__name__}")
     values = [data_of("sum_in_turn", each, REDUCED_KINDS["sum"]) for each in lists]
     specs = [specs_of(each) for each in values]
     if not specs or specs.count(specs[0]) < len(specs) or (len(specs) > 1 and rank == 0):

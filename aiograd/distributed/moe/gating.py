@@ -7,6 +7,7 @@ Source: hivemind ``moe/client/moe.py`` and ``beam_search.py``; Lample et al., La
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from aiograd.array_functions import public as af
 from aiograd.distributed.moe.uid import ExpertUid
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.tensors.core import TensorCore, host_array, make
 
 #: score of a place where there is no expert
@@ -29,7 +30,7 @@ class Grid:
         experts: the existing experts.
 
     Raises:
-        ArgumentError: an expert has other coordinates.
+        ArgumentError: an expert has other coordinates. ArgumentTypeError: no tuple of ints.
 
     >>> grid = dist.moe.Grid((2,), [dist.moe.ExpertUid("ffn", (0,)), dist.moe.ExpertUid("ffn", (1,))])
     >>> grid.beam_search([np.array([[0.5, 2.0]])], k=1)
@@ -37,7 +38,10 @@ class Grid:
     """
 
     def __init__(self, shape: Sequence[int], experts: Iterable[ExpertUid]) -> None:
-        self.shape: tuple[int, ...] = tuple(shape)
+        try:
+            self.shape: tuple[int, ...] = tuple(map(operator.index, shape))
+        except TypeError:
+            raise ArgumentTypeError(f"grid of shape {shape!r}: expected a tuple of ints, the extent of each dimension") from None
         if not self.shape or any(size < 1 for size in self.shape):
             raise ArgumentError(f"grid of shape {self.shape}: expected at least one dimension of at least one")
         self.children: dict[tuple[int, ...], list[int]] = {}

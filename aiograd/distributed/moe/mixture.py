@@ -18,7 +18,10 @@ from aiograd.distributed.moe.runtime.call_many import CallManyResult, call_many
 from aiograd.distributed.moe.uid import check_prefix, parse_uid
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.modes import is_grad_enabled
-from aiograd.tensors.core import make
+from aiograd.tensors.core import host_array, make
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.inplace import write
+from aiograd.tensors.tensor import Tensor
 
 #: options of `call_many` by name
 _OPTIONS = frozenset(name for name, each in inspect.signature(call_many).parameters.items() if each.kind is each.KEYWORD_ONLY)
@@ -71,7 +74,7 @@ class RemoteMixtureOfExperts:
         seed: int = 0,
         **options: Any,
     ) -> None:
-        for name, number in {"in_features": in_features, "k_best": k_best}.items():
+        for name, number in {"in_features": in_features, "k_best": k_best, **({} if beam is None else {"beam": beam})}.items():
             if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
                 raise ArgumentTypeError(f"{type(self).__name__}({name}={number!r}): expected an int")
         if not isinstance(experts, Mapping) or not all(isinstance(uid, str) for uid in experts):
@@ -129,18 +132,24 @@ class RemoteMixtureOfExperts:
             state: Tensors or arrays by name.
 
         Raises:
-            ArgumentError: without one of the names, or no dict. ShapeError: of another gate.
+            ArgumentError: without one of the names, or no dict. ArgumentTypeError: no numbers. ShapeError: of another gate.
         """
         if not isinstance(state, Mapping) or not {"weight", "bias"} <= state.keys():
             raise ArgumentError(f"{type(self).__name__}.load_state_dict: expected a dict with 'weight' and 'bias', as state_dict() returns it")
+        what = f"{type(self).__name__}.load_state_dict"
+        values = {name: asarray(state[name]) for name in ("weight", "bias")}
         for name, parameter in self.named_parameters():
-            if tuple(state[name].shape) != parameter.shape:
-                found = list(state[name].shape)
-                raise ShapeError(f"{type(self).__name__}.load_state_dict: {name} has shape {found}, expected {list(parameter.shape)}")
+            found = values[name]
+            if found.shape != parameter.shape:
+                raise ShapeError(f"{what}: {name} has shape {list(found.shape)}, expected {list(parameter.shape)}")
+            if found.dtype.kind not in "biuf":
+                raise ArgumentTypeError(f"{what}: {name} has dtype {found.dtype}, expected {parameter.dtype}")
         for name, parameter in self.named_parameters():
-            parameter._data[...] = np.asarray(state[name].detach().numpy())
+            write(parameter, host_array(values[name]))
 
     def _gate_input(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            raise ArgumentTypeError(f"{type(self).__name__}: got a {type(x).__name__}; expected a Tensor of shape (batch, ..., {self.in_features})")
         if x.ndim < 2 or x.shape[-1] != self.in_features:
             raise ShapeError(f"{type(self).__name__}: got an input of shape {list(x.shape)}; expected (batch, ..., {self.in_features})")
         return af.mean(x, axis=tuple(range(1, x.ndim - 1))) if x.ndim > 2 else x
@@ -223,7 +232,8 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         gate_input = self._gate_input(x)
         if self.training and self.jitter:
             noise = self.random.uniform(1 - self.jitter, 1 + self.jitter, gate_input.shape)
-            gate_input = gate_input * make(noise.astype(gate_input.dtype))
+            dtype = gate_input.dtype if gate_input.dtype.kind in "fc" else noise.dtype  # as integers the factors would be 0 or 1
+            gate_input = gate_input * make(noise.astype(dtype))
         logits = self._scores(gate_input)
         if self.training and self.grid_dropout:
             logits = [part + make(self._dropped(part.shape).astype(part.dtype)) for part in logits]

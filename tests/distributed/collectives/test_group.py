@@ -120,6 +120,8 @@ REFUSED: dict[str, Callable[[dist.Group], Coroutine[Any, Any, Any]]] = {
     "no member": lambda group: group.without("w9"),
     "a member": lambda group: group.with_("w1"),
     "no time": lambda group: group.barrier(timeout=-1.0),
+    "no lists": lambda group: group.sum_in_turn(None),  # type: ignore[arg-type]
+    "nothing to apply": lambda group: group.commit(None),  # type: ignore[arg-type]
 }
 
 

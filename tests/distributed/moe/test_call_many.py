@@ -440,3 +440,10 @@ async def test_a_switch_takes_a_batch_without_rows() -> None:
     assert output.shape == (0, 4) and loss.item() == 0
     assert mixture.utilization[0].tolist() == [0.5, 0.5]
     await (output.sum() + loss).backward()
+
+
+async def test_experts_that_are_no_lists_are_refused() -> None:
+    expert = ag.nn.ReLU()
+    for experts, found in ((None, "NoneType"), ([expert, expert], "ReLU"), (["ab", [expert]], "str")):
+        with pytest.raises(ArgumentTypeError, match=f"for each sample a list of experts, found {found}"):
+            await call_many(experts, batch(2))

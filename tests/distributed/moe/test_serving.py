@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed import moe
-from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, ExpertLostError, NotExposedError, RemoteError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, ExpertLostError, NotExposedError, RemoteError, ShapeError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
@@ -200,6 +200,52 @@ async def test_a_backend_goes_on_from_its_state() -> None:
     await second.backward([x], g)
     np.testing.assert_array_equal(first.module.weight.detach().numpy(), second.module.weight.detach().numpy())
     assert second.updates == 2
+
+
+@pytest.mark.parametrize("frozen", [1, 2])
+async def test_a_backend_trains_the_parameters_that_are_not_frozen(frozen: int) -> None:
+    module = ag.nn.Sequential(ag.nn.Linear(2, 2), ag.nn.Linear(2, 2))
+    backend = moe.ExpertBackend(module, ag.optim.SGD(module.parameters(), lr=0.1))
+    for layer in list(module)[:frozen]:
+        for parameter in layer.parameters():
+            parameter.requires_grad_(False)
+    before = [parameter.detach().numpy().copy() for parameter in module.parameters()]
+    (grad,) = await backend.backward([ag.ones((1, 2))], ag.ones((1, 2)))
+    changed = [not np.array_equal(old, parameter.detach().numpy()) for old, parameter in zip(before, module.parameters(), strict=True)]
+    assert changed == [False, False, frozen == 1, frozen == 1] and grad.numpy().any()
+
+
+async def test_the_next_request_waits_for_the_update_of_one_that_was_cancelled() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    class Slow(ag.optim.SGD):
+        async def astep(self, gradients: Any = None) -> None:
+            begun.set()
+            await may_end.wait()
+            self.step(gradients)
+
+    module = ag.nn.Linear(1, 1, bias=False)
+    backend = moe.ExpertBackend(module, Slow(module.parameters(), lr=1.0))
+    expected = (module.weight.detach() - 1).numpy().copy()
+    one = ag.ones((1, 1))
+    cancelled = asyncio.ensure_future(backend.backward([one], one))
+    await begun.wait()
+    cancelled.cancel()
+    following = asyncio.ensure_future(backend.forward(one))
+    await asyncio.wait([cancelled])
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert cancelled.cancelled() and not following.done() and backend.updates == 0
+    may_end.set()
+    np.testing.assert_array_equal((await following).numpy(), expected)
+    assert backend.updates == 1
+
+
+def test_states_that_no_backend_has_are_refused() -> None:
+    module = ag.nn.Linear(1, 1)
+    backend = moe.ExpertBackend(module, ag.optim.SGD(module.parameters(), lr=1.0))
+    for state in ({"module": module.state_dict(), "updates": 0}, None, {}):
+        assert_raises(ArgumentError, r"expected a dict with \['module', 'optimizer', 'updates'\]", backend.load_state_dict, state)
 
 
 # ---------------------------------------------------------------- across workers
@@ -434,6 +480,30 @@ async def test_a_switch_keeps_its_experts_busy_and_its_input_as_it_is() -> None:
         assert first.shape == second.shape == x.shape
 
 
+async def test_a_gate_takes_arrays_as_its_state_and_a_graph_notices_new_values() -> None:
+    async def expert(x: Any) -> Any:
+        return x * 2.0
+
+    mixture = moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert, "ffn.1": expert}, prefix="ffn.", k_best=2)
+    x = ag.ones((3, 4)).requires_grad_()
+    y = await mixture(x)
+    mixture.load_state_dict({"weight": np.ones((2, 4), np.float32), "bias": np.zeros(2)})
+    np.testing.assert_array_equal(mixture.weight.detach().numpy(), np.ones((2, 4)))
+    with pytest.raises(ag.errors.ModifiedError):  # the saved scores are those of other weights
+        await y.sum().backward()
+
+
+async def test_the_gate_of_a_switch_sees_integers_with_jitter() -> None:
+    async def expert(x: Any) -> Any:
+        return x * 2.0
+
+    chosen = []
+    for x in (ag.tensor(np.arange(12).reshape(3, 4)), ag.tensor(np.arange(12.0).reshape(3, 4))):
+        switch = moe.RemoteSwitchMixtureOfExperts(4, (2,), {"ffn.0": expert, "ffn.1": expert}, prefix="ffn.", jitter=0.1)
+        chosen.append((await switch(x))[0].detach().numpy())
+    np.testing.assert_array_equal(*chosen)
+
+
 async def test_mixtures_that_cannot_be() -> None:
     async def expert(x: Any) -> Any:
         return x
@@ -447,10 +517,19 @@ async def test_mixtures_that_cannot_be() -> None:
     mixture = moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert}, prefix="ffn.", k_best=1)
     with pytest.raises(ArgumentError, match=r"expected \(batch, \.\.\., 4\)"):
         await mixture(ag.zeros((2, 3)))
+    for wrong_input in (None, [[1.0] * 4]):
+        with pytest.raises(ArgumentTypeError, match=r"expected a Tensor of shape \(batch, \.\.\., 4\)"):
+            await mixture(wrong_input)
     for state in ({}, None, {"weight": mixture.weight}):
         assert_raises(ArgumentError, "expected a dict with 'weight' and 'bias'", mixture.load_state_dict, state)
+    others = ((5, ShapeError, "bias has shape"), (ag.zeros(2, dtype=ag.complex64), ArgumentTypeError, "complex64"), ("ab", ArgumentTypeError, "<U2"))
+    for bias, kind, text in others:
+        assert_raises(kind, text, mixture.load_state_dict, {"weight": mixture.weight, "bias": bias})
     made = {"in_features": 4, "grid_size": (2,), "experts": {"ffn.0": expert}, "prefix": "ffn.", "k_best": 1}
-    for wrong, text in (({"k_best": "a"}, "k_best"), ({"experts": None}, "by uid"), ({"experts": {0: expert}}, "by uid")):
+    for wrong, text in (
+        ({"k_best": "a"}, "k_best"), ({"experts": None}, "by uid"), ({"experts": {0: expert}}, "by uid"), ({"beam": "a"}, "beam"),
+        ({"grid_size": 2}, "tuple of ints"), ({"grid_size": "ab"}, "tuple of ints"), ({"grid_size": (2.0,)}, "tuple of ints"),
+    ):  # fmt: skip
         assert_raises(ArgumentTypeError, text, moe.RemoteMixtureOfExperts, **{**made, **wrong})
     assert_raises(ArgumentError, "unknown options foo; expected some of .*k_min", moe.RemoteMixtureOfExperts, **made, foo=2)
     for sizes in (("x",), (None,), (2.5,), (4, 1.0)):

@@ -6,7 +6,8 @@ Source: hivemind ``module_backend.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from aiograd.errors import ArgumentError
 from aiograd.running.modes import enable_grad, no_grad
 from aiograd.serving.batcher import call
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
 
@@ -40,11 +42,17 @@ class ExpertBackend:
         #: batches of backward requests that have been served, each of them a step of the optimizer
         self.updates: int = 0
         self._lock: asyncio.Lock | None = None
+        #: an update that goes on, though its request was cancelled
+        self._updating: asyncio.Future[None] | None = None
 
-    def _turn(self) -> asyncio.Lock:
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
         if self._lock is None:
             self._lock = asyncio.Lock()
-        return self._lock
+        async with self._lock:
+            if self._updating is not None:
+                await asyncio.wait([self._updating])
+            yield
 
     async def forward(self, *inputs: Any) -> Any:
         """The module's outputs. Cancelling drops them.
@@ -83,7 +91,7 @@ class ExpertBackend:
         (tensor([[0., 1.]]),)
         """
         async with self._turn():
-            leaves = [tensor.detach().requires_grad_(tensor.dtype.kind in "fc") for tensor in inputs]
+            leaves = [asarray(tensor).detach().requires_grad_(tensor.dtype.kind in "fc") for tensor in inputs]
             with enable_grad():
                 result = await call(self.module, *leaves)
             outputs = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -92,14 +100,15 @@ class ExpertBackend:
                 raise ArgumentError(f"ExpertBackend.backward: got {len(given)} gradients for {len(outputs)} outputs")
             pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None and isinstance(o, TensorCore) and o.requires_grad]
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
-            parameters = [] if self.optimizer is None else [p for group in self.optimizer.param_groups for p in group["params"]]
+            parameters = [] if self.optimizer is None else [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
             found: tuple[Any, ...] = (None,) * (len(wanted) + len(parameters))
             if pairs and wanted + parameters:
                 found = await grad([o for o, _ in pairs], wanted + parameters, [g for _, g in pairs], allow_unused=True)
             is_empty = bool(pairs) and not any(g.size for _, g in pairs)
             if self.optimizer is not None and not is_empty:
                 updates = {p: g for p, g in zip(parameters, found[len(wanted) :], strict=True) if g is not None}
-                await asyncio.shield(self._update(updates))
+                self._updating = asyncio.ensure_future(self._update(updates))
+                await asyncio.shield(self._updating)
             of_leaf = iter(found[: len(wanted)])
             results: list[Any] = []
             for leaf in leaves:
@@ -132,7 +141,13 @@ class ExpertBackend:
 
         Args:
             state: the state.
+
+        Raises:
+            ArgumentError: it is no such state.
         """
+        names = {"module", "updates"} if self.optimizer is None else {"module", "optimizer", "updates"}
+        if not isinstance(state, Mapping) or not names <= state.keys():
+            raise ArgumentError(f"ExpertBackend.load_state_dict: expected a dict with {sorted(names)}, as state_dict() returns it")
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

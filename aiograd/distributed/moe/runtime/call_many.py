@@ -286,9 +286,16 @@ def _check_seconds(name: str, seconds: Any) -> None:
         raise ArgumentError(f"call_many({name}={seconds!r}): expected at least 0 seconds, or None for no limit")
 
 
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _check_arguments(
     experts: Sequence[Sequence[Any]], inputs: tuple[Any, ...], k_min: int, backward_k_min: int, on_loss: str, max_rows: int
 ) -> None:
+    if not _is_list(experts) or not all(map(_is_list, experts)):
+        wrong = next((each for each in experts if not _is_list(each)), None) if _is_list(experts) else experts
+        raise ArgumentTypeError(f"call_many: expected for each sample a list of experts, found {type(wrong).__name__}")
     if on_loss not in LOSSES:
         raise ArgumentError(f"call_many(on_expert_loss={on_loss!r}): expected 'raise' or 'drop'")
     for name, number in {"k_min": k_min, "backward_k_min": backward_k_min, "max_rows": max_rows}.items():
