@@ -37,7 +37,7 @@ class DrainingError(_RefusedForNowError):
 
 
 class ForwardError(ServingError, ValueError):
-    """The forward of a server refuses its arguments, or returns no rows, and the request is not shown to be the reason; the cause is chained."""
+    """The forward of a server refuses arguments that it has taken before, or returns no rows; the cause is chained."""
 
 
 class VersionNotFoundError(ServingError, LookupError):

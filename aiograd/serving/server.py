@@ -4,8 +4,8 @@ See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A m
 
 Note [Whose fault]
     An `ArgumentError` of the forward may be the fault of the request, such as rows of another width, or of the model. So the forward is called again
-    with a row that it has answered before: the request is at fault where that is answered, and the error stays as it is. Otherwise, and before
-    anything has been answered, it is a `ForwardError`.
+    with a row that it has answered before: where that fails too, the error is a `ForwardError`. Otherwise, and before anything has been answered, the
+    request is at fault, and the error stays as it is.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class Server(Publisher):
 
         Raises:
             ArgumentError, ArgumentTypeError: columns that are no rows or do not fit together. QueueFullError: too many rows wait. DrainingError: the
-            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. ForwardError: the forward refuses
-            arguments, or returns other than rows, while the request is not shown to be at fault. Other exceptions of the forward.
+            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. ForwardError: the forward fails
+            for this request and for one that it has answered before, or returns other than rows. Other exceptions of the forward.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     answer = await server.predict([[1.0, 2.0]], deadline=1.0)
@@ -259,9 +259,9 @@ class Server(Publisher):
         return outputs
 
     async def _answers_known_row(self, bound: BoundVersion) -> bool:
-        """True if the version answers a row that was answered before, see Note [Whose fault]."""
+        """True if the version answers a row that was answered before, or there is none, see Note [Whose fault]."""
         if self._known_row is None:
-            return False
+            return True
         try:
             await self._forward(bound, [self._known_row], 1)
         except Exception:

@@ -165,7 +165,7 @@ async def test_a_model_that_returns_no_rows_is_an_error() -> None:
         await assert_awaiting_raises(ForwardError, "returned other than Tensors of 3 rows", server.predict(np.ones((3, 2), np.float32)))
 
 
-async def test_an_argument_error_is_the_requests_where_another_row_is_answered() -> None:
+async def test_an_argument_error_is_the_models_where_a_row_fails_that_was_answered() -> None:
     is_broken = True
 
     def forward(module: Any, x: Any) -> Any:
@@ -176,14 +176,15 @@ async def test_an_argument_error_is_the_requests_where_another_row_is_answered()
         return module(x)
 
     async with serving.Server(Two(), forward=forward) as server:
-        with pytest.raises(ForwardError, match=r"forward of Two failed for columns of shapes \[1, 1\]: from inside") as raised:
-            await server.predict(ones())
-        assert isinstance(raised.value.__cause__, ArgumentError)
+        await assert_awaiting_raises(ArgumentError, "from inside", server.predict(ones()))
         is_broken = False
-        await assert_awaiting_raises(ForwardError, "one row only", server.predict(ones(2)))
+        await assert_awaiting_raises(ArgumentError, "one row only", server.predict(ones(2)))
         assert values(await server.predict(ones())) == {0.0}
         await assert_awaiting_raises(ArgumentError, "one row only", server.predict(ones(2)))
         is_broken = True
+        with pytest.raises(ForwardError, match=r"forward of Two failed for columns of shapes \[1, 1\]: from inside") as raised:
+            await server.predict(ones())
+        assert isinstance(raised.value.__cause__, ArgumentError)
         answers = await asyncio.gather(server.predict(ones(3)), server.predict(ones(2)), return_exceptions=True)
         assert [type(answer) for answer in answers] == [ForwardError, ForwardError]
 
