@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.plain import plain_array
 
@@ -44,13 +43,9 @@ class Answer:
         return {"X-Model-Version": str(self.version), "X-Model-Digest": self.digest}
 
 
-def rows_of(columns: Sequence[Any], what: str = "predict", *, dtype: Any = None, inputs: int | None = None) -> tuple[Any, ...]:
-    """The columns of a request, Tensors, arrays or lists, as Tensors outside of any graph; error messages name the call `what`.
-
-    Tensors and arrays keep their dtypes. Lists of numbers get `dtype`, as JSON has no float for 1; with None, and after the first `inputs` columns,
-    only floats do, and None is the default dtype.
-    """
-    tensors = tuple([_column(what, n, column, dtype, inputs is None or n < inputs) for n, column in enumerate(columns)])
+def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
+    """The columns of a request, Tensors, arrays or lists, as Tensors outside of any graph; error messages name the call `what`."""
+    tensors = tuple([_column(what, n, column) for n, column in enumerate(columns)])
     sizes = {tensor.shape[0] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "no columns"
@@ -58,20 +53,15 @@ def rows_of(columns: Sequence[Any], what: str = "predict", *, dtype: Any = None,
     return tensors
 
 
-def floating_dtype(state: Mapping[str, Any]) -> np.dtype[Any]:
-    """The dtype of the first floating-point array of a state; the default dtype where there is none."""
-    return next((array.dtype for array in state.values() if array.dtype.kind not in "biu"), get_default_dtype())
-
-
-def _column(what: str, n: int, column: Any, dtype: Any, is_input: bool) -> Any:
+def _column(what: str, n: int, column: Any) -> Any:
     array = host_array(column) if isinstance(column, TensorCore) else plain_array(column)
     if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(column)
         except ValueError as error:
             raise ArgumentError(f"{what}: column {n} has rows of different lengths, expected one shape for all ({error})") from None
-        if array.dtype == np.float64 or (isinstance(column, (list, tuple)) and array.dtype.kind in "iu" and dtype is not None and is_input):
-            array = array.astype(get_default_dtype() if dtype is None else dtype)
+        if array.dtype == np.float64:
+            array = array.astype(np.float32)
     if array.dtype.kind not in "bifuc" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(f"{what}: column {n} is a {type(column).__name__} of dtype {array.dtype}; expected numbers")
     if not array.ndim:

@@ -23,7 +23,7 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ForwardError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, floating_dtype, joined, own, rows_of
+from aiograd.serving.answers import Answer, joined, own, rows_of
 from aiograd.serving.arguments import checked_count, checked_deadline, checked_number, checked_real, checked_timeout
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
@@ -89,8 +89,6 @@ class Server(Publisher):
             self._run, max_batch=self.max_batch, max_rows=self.max_queue, max_delay=delay, name="server", output_error=ForwardError, context=context,
             isolates=True,
         )  # fmt: skip
-        #: of columns that are lists
-        self._list_dtype = floating_dtype(model.state_dict())
         #: the first row that the forward has answered, see Note [Whose fault]
         self._known_row: tuple[Any, ...] | None = None
         self._answered = 0
@@ -175,8 +173,7 @@ class Server(Publisher):
         a batch runs as several, all of one version. Cancelling takes the rows out.
 
         Args:
-            columns: Tensors, arrays or lists with the same number of rows, at least one, as the forward takes them. Tensors and arrays keep their
-                dtypes; numbers of lists, as JSON has them, get the dtype of the model's floating-point weights, also where they are ints.
+            columns: Tensors or arrays with the same number of rows, at least one, as the forward takes them.
             deadline: seconds until the answer is given up; None for the server's.
             version: number of the version to ask; None for the one that serves, or one of the split.
             key: text, bytes or an integer that chooses the same version of a split every time.
@@ -196,7 +193,7 @@ class Server(Publisher):
         ['X-Model-Digest', 'X-Model-Version']
         """
         self._check_open()
-        rows = rows_of(columns, dtype=self._list_dtype)
+        rows = rows_of(columns)
         size = rows[0].shape[0]
         with tracing.span("predict", attributes={"aiograd.rows": size}) as span:
             loop = asyncio.get_running_loop()

@@ -181,8 +181,7 @@ class Trainer:
         Cancelling while they are judged leaves them out of the buffer.
 
         Args:
-            columns: Tensors, arrays or lists with the same number of rows, as the loss takes them after the model. Ints of lists are converted
-                as `Server.predict` does in columns that go into the model, and stay ints in targets.
+            columns: Tensors or arrays with the same number of rows, as the loss takes them after the model.
 
         Raises:
             ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before. Exceptions of the gate's
@@ -193,7 +192,7 @@ class Trainer:
         8
         """
         self.server._check_loop()
-        rows = rows_of(columns, "learn", dtype=self.server._list_dtype, inputs=self.inputs)
+        rows = rows_of(columns, "learn")
         if len(rows) < self.inputs:
             raise ArgumentError(f"learn: {len(rows)} columns; expected at least the {self.inputs} that go into the model")
         if self.gate is not None:

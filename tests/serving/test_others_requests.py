@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from aiograd.serving import statistics
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.serving.learning import examples, squares
 from tests.serving.models import Two, ones, state, values
-from tests.support import assert_awaiting_raises, assert_raises, bits
+from tests.support import assert_awaiting_raises, assert_raises
 
 
 class Recommend(nn.Module):
@@ -240,29 +239,6 @@ async def test_numbers_of_numpy_are_taken_as_pythons() -> None:
         restored = serving.ReplayBuffer(4, bytes=999)
         restored.load_state_dict(buffer.state_dict())
         assert len(restored) == 4
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-async def test_lists_get_the_dtype_of_the_model_and_arrays_keep_theirs(dtype: Any) -> None:
-    seen: list[Any] = []
-
-    async def forward(module: Any, x: Any) -> Any:
-        seen.append(x.dtype)
-        return module(x)
-
-    model = nn.Linear(2, 1, dtype=dtype)
-    async with serving.Server(model, forward=forward) as server:
-        for rows in ([[1, 2]], [[1.0, 2]], [[np.int64(1), 2]], json.loads("[[1, 2]]")):
-            answer = await server.predict(rows)
-            assert (answer.value.dtype, seen[-1]) == (dtype, dtype)
-            assert bits(answer.value) == bits((await server.predict(np.array([[1, 2]], dtype))).value)
-        for array in (np.array([[1, 2]]), np.array([[1, 2]], np.float16), ag.tensor([[1, 2]])):
-            await server.predict(array)
-            assert seen[-1] == array.dtype
-        trainer = serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), squares, buffer=serving.ReplayBuffer(9))
-        await trainer.learn([[1, 2]], [[3]])
-        await trainer.learn(np.ones((1, 2), dtype), np.ones((1, 1), np.int64))
-        assert [column.dtype for column in trainer.buffer.sample(1)] == [dtype, np.int64]
 
 
 async def test_another_event_loop_is_refused() -> None:
