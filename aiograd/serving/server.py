@@ -173,7 +173,8 @@ class Server(Publisher):
         a batch runs as several, all of one version. Cancelling takes the rows out.
 
         Args:
-            columns: Tensors or arrays with the same number of rows, at least one, as the forward takes them.
+            columns: Tensors, arrays or lists with the same number of rows, at least one, as the forward takes them. A list of ints is an array of
+                int64, as a model of tokens needs; with float32 weights it gives float64, as in numpy.
             deadline: seconds until the answer is given up; None for the server's.
             version: number of the version to ask; None for the one that serves, or one of the split.
             key: text, bytes or an integer that chooses the same version of a split every time.
