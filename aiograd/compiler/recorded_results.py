@@ -34,6 +34,7 @@ class ResultRecorder(WriteRecorder):
         with ModeScope(trace=self):
             for output in outputs:
                 refresh(output)
+                self._renew(output._data)
         made: list[TensorCore] = []
         for output in outputs:
             if id(output) in self._created and not self._is_computed(output):
