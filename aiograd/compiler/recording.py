@@ -320,7 +320,7 @@ class ProgramRecorder:
         return value or (None if id(tensor._node) in self._new_leaves else self._arrays.get(id(tensor._data)))
 
     def _renew(self, array: Any) -> None:
-        """Take the known views that have this array anew, where their base has been modified: other Tensors of the array have no view of their own."""
+        """Take the known views that have this array anew, where their base has been modified; a detached one has the array alone."""
         for known in self._sharing.get(id(array), ()):
             if known._x is not None:
                 refresh(known)
