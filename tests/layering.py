@@ -89,8 +89,9 @@ OPTIONAL = frozenset("prometheus_client uvloop numba llvmlite ray threadpoolctl 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (
     "engine.captures", "engine.evaluate", "engine.graph_root", "engine.graph_task", "engine.input_buffer", "engine.ledger", "engine.pass_futures",
-    "engine.pass_hooks", "engine.placement", "engine.plan", "engine.ready_queue", "engine.renumbering", "engine.selection", "engine.short_pass",
-    "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction", "data.ledger",
+    "engine.pass_hooks", "engine.placement", "engine.plan", "engine.reach", "engine.ready_queue", "engine.renumbering", "engine.selection",
+    "engine.short_pass", "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk",
+    "transaction", "data.ledger",
     *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service waits".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),

@@ -112,6 +112,15 @@ async def test_ties_are_the_rules_own(fn: Any) -> None:
 # -------------------------------------------------------------------- views and writes
 
 
+def nothing_selected(x: Any) -> Any:
+    y = x * 2.0
+    turned = y[::-1]
+    turned[y > 100.0] = 1.0
+    turned[y > 100.0] = x.sum()
+    y *= x
+    return y + turned * x
+
+
 def buffers(x: Any) -> Any:
     whole = ag.zeros(6, dtype=np.float64)
     part, other = whole[1:5], whole[2:4]
@@ -231,7 +240,7 @@ async def test_a_write_without_recording_leaves_tangents_as_they_were() -> None:
             close(tangent, jacobian.numpy() @ V)
 
 
-@pytest.mark.parametrize("fn", [buffers, written_through_a_view, chosen_elements, shared_tangents])
+@pytest.mark.parametrize("fn", [buffers, written_through_a_view, chosen_elements, shared_tangents, nothing_selected])
 async def test_writes_in_place(fn: Any) -> None:
     await check(fn)
 

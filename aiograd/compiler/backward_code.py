@@ -170,6 +170,10 @@ class BackwardWriter:
                 continue
             needs = tuple(argument in targets for argument in arguments)
             given = [g, *[self._rule_argument(number, statement, name, needs, inputs) for name in rule_names]]
+            if op.name == "setitem" and arguments == ("value",) and leaves_of(statement.statics, Value):
+                target: Any = statement.arrays[1]  # the number of elements that a mask selects is another in each run
+                results["value"] = self._opaque("setitem_value", partial(_fitted, rule, target), tuple(given))
+                continue
             result = self._call(f"{op.name}_{'_'.join(arguments)}", rule, tuple(given), wants_several=op.variadic is not None or len(arguments) > 1)
             if op.variadic:
                 results.update((str(i), part) for i, part in enumerate(result))
@@ -312,6 +316,12 @@ class _Flat:
 
 def _zeros_like(array: Any, shape: Any, dtype: Any) -> Any:
     return np.zeros_like(array, shape=shape, dtype=dtype)
+
+
+def _fitted(rule: Callable[..., Any], target: Value, *arguments: Any) -> Any:
+    """The gradient of a rule, summed down to its target."""
+    grad = fit(rule(*arguments), target.shape, target.dtype, _NODE, 1)
+    return np.asarray(grad) if isinstance(grad, np.generic) else grad
 
 
 def _parts_of(grad: Any) -> Any:

@@ -114,6 +114,7 @@ class CompiledFunction:
         if code is not None:
             return code.run(inputs)
         if key is None:
+            args, kwargs = with_tensors(args, kwargs)
             return self.function(*args, **kwargs)
         began = perf_counter()
         try:
@@ -129,6 +130,7 @@ class CompiledFunction:
         if code is not None:
             return await code.run_async(inputs)
         if key is None:
+            args, kwargs = with_tensors(args, kwargs)
             return await self.function(*args, **kwargs)
         began = perf_counter()
         try:
@@ -340,12 +342,8 @@ class CompiledFunction:
             self._has_warned = self._has_told = False
 
 
-def _is_module(value: Any) -> bool:
-    return isinstance(value, Module)
-
-
 def _compiled(function: Any, options: CompileOptions) -> Any:
-    return (CompiledModule if _is_module(function) else CompiledFunction)(function, options)
+    return (CompiledModule if isinstance(function, Module) else CompiledFunction)(function, options)
 
 
 class CompiledModule(CompiledFunction):

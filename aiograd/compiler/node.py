@@ -11,17 +11,17 @@ Note [What a pass frees]
     program read, see Note [Nodes behind a node].
 
 Note [Nodes behind a node]
-    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants or shows to a hook the
-    gradient of an output that other outputs are computed from, one that has to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
-    program's node hands its gradients on to theirs. Their sequence numbers lie between its own and the one before, where the eager nodes would be, so
-    that every sum has the order of the eager pass.
+    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants the gradient of an output which other
+    outputs are computed from, or shows it to a hook, one that has to name the operation of an error (anomaly mode). So the rows run once more, on
+    Tensors, and from then on the program's node hands its gradients on to theirs. Their sequence numbers lie between its own and the one before,
+    where the eager nodes would be, so that every sum has the order of the eager pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import linecache
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph.hooks import HookDict
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.node import Node, _next_sequence
-from aiograd.graph.programs import PROGRAM_NODES
+from aiograd.graph.programs import PROGRAM_NODES, opened_at
 from aiograd.graph.released import ReleasedVariables
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.modes import current_mode
@@ -100,6 +100,7 @@ class ProgramNode(Node):
 
     num_inputs = property(lambda self: len(self.code.metadata))
     has_repeats = property(lambda self: self.code.has_repeats)
+    has_paths = property(lambda self: self.code.has_paths)
 
     @property
     def name(self) -> str:
@@ -230,8 +231,8 @@ class ProgramNode(Node):
                 if tensor is not None:
                     move_to(tensor, *edges[tensor._nr])
 
-    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
-        """As `place_of`, after `expand` for an output that other outputs are computed from.
+    def open_at(self, input_nr: int) -> None:
+        """Do as `expand` does for an output that other outputs are computed from.
 
         Raises:
             ModifiedError, GraphFreedError: a Tensor of the call has been modified, or its random numbers are gone.
@@ -240,14 +241,17 @@ class ProgramNode(Node):
             try:
                 self._expand()
             except (ModifiedError, GraphFreedError) as error:
-                error.add_note(f"other results of {self.code.name} are computed from this one: register its hook, or ask for its gradient, before that")
+                error.add_note(f"other results of {self.code.name} are computed from it: register its hook, or ask for its gradient, before that")
                 raise
-        return self.place_of(input_nr)
+
+    def edges_from(self, inputs: Set[int]) -> Sequence[bool]:
+        """Per edge, True if the rows lead from one of the inputs to it."""
+        return self.code.edges_from(frozenset(inputs))  # type: ignore[no-any-return]
 
     def tensor_hooks(self, input_nr: int) -> HookDict:
         """Hooks on an output, at the node where all its gradients arrive."""
-        node, nr = self.opened_at(input_nr)
-        return super().tensor_hooks(nr) if node is self else node.tensor_hooks(nr)  # type: ignore[union-attr]
+        node, nr = opened_at(self, input_nr)
+        return super().tensor_hooks(nr) if node is self else node.tensor_hooks(nr)
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """True, since two runs for different edges repeat some of the work."""
@@ -354,9 +358,8 @@ class ExpandedNode(ProgramNode):
 
     __slots__ = ()
 
-    is_program = False
-    holds_data = False
-    has_repeats = False
+    is_program = holds_data = has_repeats = False
+    has_paths = True
 
     def vjp(self, g: Any) -> list[Any]:
         """The gradients themselves."""
@@ -382,12 +385,9 @@ class ExpandedNode(ProgramNode):
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
         """Do nothing: the nodes behind this one have the values."""
 
-    def expand(self) -> None:
-        """Do nothing: the node is expanded already."""
-
-    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
-        """As `place_of`."""
-        return self.place_of(input_nr)
+    def edges_from(self, inputs: Set[int]) -> list[bool]:
+        """The edges with the numbers of the inputs."""
+        return [number in inputs for number in range(len(self.next_nodes))]
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """False, since there is no work to repeat."""

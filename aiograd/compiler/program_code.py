@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
-from aiograd.compiler.forward_code import arranged, forward_code, is_needed, saved_names, sources
+from aiograd.compiler.forward_code import arranged, forward_code, is_needed, saved_names, sources, uses
 from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.memory_guards import add_program
 from aiograd.compiler.memory_plan import Recomputation
@@ -205,6 +205,7 @@ class ProgramCode(GuardedCode):
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
         self._needed: dict[frozenset[int], set[str]] = {}
+        self._edges: dict[frozenset[int], tuple[bool, ...]] = {}
         #: inputs and captured Tensors, and outputs, with saved values
         given = (*program.inputs, *program.captured)
         self.saved_places = [i for i, value in enumerate(given) if not saved.isdisjoint(program.shared.get(value.name, (value.name,)))]
@@ -291,6 +292,20 @@ class ProgramCode(GuardedCode):
         statements = [self.program.statements[number] for number in self.statements_of((True,) * len(self.metadata), self.all_needed)]
         used = {value.name for each in statements for i, value in enumerate(each.arrays) if value is not None and is_needed(each, i)}
         return frozenset([i for i, value in enumerate(self.program.outputs) if value.name in used])
+
+    @functools.cached_property
+    def has_paths(self) -> bool:
+        """True if some outputs lead to some of the edges only."""
+        return len(self.metadata) > 1 and not all([all(self.edges_from(frozenset([i]))) for i in range(len(self.metadata))])
+
+    def edges_from(self, outputs: frozenset[int]) -> tuple[bool, ...]:
+        """Per edge, True if the statements lead from one of the outputs to it."""
+        found = self._edges.get(outputs)
+        if found is None:
+            run = self.statements_of(tuple([i in outputs for i in range(len(self.metadata))]), self.all_needed)
+            reached = {place for number, _, place in uses(self.program) if number in run}
+            found = self._edges[outputs] = tuple([place in reached for place in self.sources])
+        return found
 
     def results_maker(self) -> Callable[..., tuple[list[Any], Any]]:
         """The function that makes the results of a call."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from aiograd.compiler.effects import CalledOp
 from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, sources, uses
-from aiograd.compiler.program import Program, ValueKind
+from aiograd.compiler.program import Program, Statement, Value, ValueKind
 
 
 def statements_run(program: Program, present: Sequence[bool], needs: Sequence[bool]) -> frozenset[int]:
@@ -35,6 +36,23 @@ def statements_run(program: Program, present: Sequence[bool], needs: Sequence[bo
             found.add(number)
             reached.update(value.name for i, value in enumerate(statement.arrays) if value is not None and is_needed(statement, i))
     return frozenset(found)
+
+
+def drop_nodes(statements: Sequence[Statement], outputs: Sequence[Value]) -> None:
+    """Take the node from statements that lead to no output and no call: the eager function drops theirs when it returns.
+
+    Args:
+        statements: of a program, in order; modified.
+        outputs: the values that it returns.
+    """
+    wanted = {value.name for value in outputs if value.records}
+    for statement in reversed(statements):
+        if isinstance(statement.op, CalledOp):
+            wanted.update([value.name for value in statement.arrays if value is not None])
+        elif statement.node is not None and wanted.isdisjoint([value.name for value in statement.outputs]):
+            statement.node = None
+        elif statement.node is not None:
+            wanted.update([value.name for i, value in enumerate(statement.arrays) if value is not None and is_needed(statement, i)])
 
 
 def needed_names(program: Program, statements: Set[int]) -> set[str]:

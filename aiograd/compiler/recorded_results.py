@@ -9,6 +9,7 @@ Note [Results]
 from __future__ import annotations
 
 from aiograd.compiler.program import Program, Statement, ValueKind
+from aiograd.compiler.reached import drop_nodes
 from aiograd.compiler.results import chain_of, views_among
 from aiograd.compiler.writes import WriteRecorder
 from aiograd.errors import TraceError
@@ -34,6 +35,7 @@ class ResultRecorder(WriteRecorder):
         with ModeScope(trace=self):
             for output in outputs:
                 refresh(output)
+                self._renew(output._data)
         made: list[TensorCore] = []
         for output in outputs:
             if id(output) in self._created and not self._is_computed(output):
@@ -57,6 +59,7 @@ class ResultRecorder(WriteRecorder):
         returns = None if self.broken is not None else tuple([self._place(output, [*made, *given]) for output in outputs])
         if returns == tuple([(place, False) for place in range(len(made))]):
             returns = None
+        drop_nodes(self._statements, found)
         program = Program(
             signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views, returns,
             self._shared(), self._owned(), differentiated=self.differentiated,

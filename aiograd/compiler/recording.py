@@ -319,9 +319,16 @@ class ProgramRecorder:
         value = self._values.get(id(tensor))
         return value or (None if id(tensor._node) in self._new_leaves else self._arrays.get(id(tensor._data)))
 
+    def _renew(self, array: Any) -> None:
+        """Take the known views that have this array anew, where their base has been modified; a detached one has the array alone."""
+        for known in self._sharing.get(id(array), ()):
+            if known._x is not None:
+                refresh(known)
+
     def _value_of(self, tensor: TensorCore) -> Value:
         if tensor._x is not None:
             refresh(tensor)
+        self._renew(tensor._data)
         value = self._find(tensor) or self._gradient(tensor)
         if id(tensor._node) in self._new_leaves and (value is None or not value.records):
             value = self._leaf(value or self._arrays.get(id(tensor._data)), tensor)
@@ -382,13 +389,15 @@ class ProgramRecorder:
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
         detached = Value(value.kind, value.index, value.shape, value.dtype, False, value.strides, value.device)
-        self._values[id(tensor)] = detached
+        if not any([known._x is not None for known in self._sharing.get(id(tensor._data), ())]):  # else it is another value when the view is
+            self._values[id(tensor)] = detached
         self._sharing.setdefault(id(tensor._data), []).append(tensor)
         self._alive.append(tensor)
         return detached
 
     def _static(self, array: Any) -> Any:
         """An array among the static arguments; the Value of it where it is a known tensor's."""
+        self._renew(array)
         known = self._arrays.get(id(array))
         if known is None or not known.records:
             return array if known is None else known

@@ -120,15 +120,15 @@ def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:
     return tuple([first.setdefault(id(tensor._data), i) for i, tensor in enumerate(inputs)])
 
 
-def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the Tensors of `inputs` in the place of arrays; containers without arrays are the caller's own."""
-    left = iter(inputs)
+def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with the Tensors of `inputs`, or new ones, in the place of arrays; containers without arrays are the caller's own."""
+    left = None if inputs is None else iter(inputs)
     return tuple([_with_tensors(arg, left) for arg in args]), {name: _with_tensors(arg, left) for name, arg in kwargs.items()}
 
 
-def _with_tensors(value: Any, left: Iterator[TensorCore]) -> Any:
+def _with_tensors(value: Any, left: Iterator[TensorCore] | None) -> Any:
     if isinstance(value, (TensorCore, np.ndarray)):
-        return next(left)
+        return next(left) if left is not None else make(value) if isinstance(value, np.ndarray) else value
     if isinstance(value, (tuple, list)):
         items = [_with_tensors(item, left) for item in value]
         if all(map(operator.is_, items, value)):

@@ -26,8 +26,8 @@ from aiograd.errors import ModifiedError
 from aiograd.ops.op import ROWS
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
-from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, view_of
-from aiograd.tensors.inplace import index_in_parent
+from aiograd.tensors.core import TensorCore, base_of, counter_of, make
+from aiograd.tensors.inplace import index_in_parent, selects_nothing, views_from
 from aiograd.tensors.record import call
 
 
@@ -56,12 +56,18 @@ class WriteRecorder(CallRecorder):
         Returns:
             What `again` returns.
         """
-        if self.broken is None:
-            self._follow(tensor, name, compute, write, operands, index)
+        is_followed = self.broken is None and self._follow(tensor, name, compute, write, operands, index)
+        counter = counter_of(tensor)
+        before = counter[0]
         with ModeScope(trace=None):
             result = again()
         if self.broken is None:
+            is_same = is_followed and counter[0] == before  # a mask has selected nothing: in another run it may
+            counter[0] += is_same
             self._check_saved()
+            counter[0] -= is_same and self.broken is not None
+            for _, view in views_from(tensor) if is_same else ():
+                view.version = counter[0]
         return result
 
     def renames(self, tensor: TensorCore, other: TensorCore) -> None:
@@ -77,30 +83,33 @@ class WriteRecorder(CallRecorder):
 
     # ---------------------------------------------------------------- steps
 
-    def _follow(self, tensor: TensorCore, name: str, compute: Any, write: Callable[..., None], operands: tuple[TensorCore, ...], index: Any) -> None:
+    def _follow(self, tensor: TensorCore, name: str, compute: Any, write: Callable[..., None], operands: tuple[TensorCore, ...], index: Any) -> bool:
+        """Note a modification; True if the Tensor is another value from here on."""
         base = base_of(tensor)
         if not isinstance(base._data, np.ndarray):
             self.breaks(f"it modifies a tensor on {tensor.device} in place")
-            return
+            return False
         known = self._find(base) or self._gradient(base)
         records = current_mode().grad and (base._node is not None or tensor._node is not None or any(o._node is not None for o in operands))
         if id(base) in self._created and (known is None or known.kind is ValueKind.CAPTURED):
             self.make_again(base)
             self._compute(tensor, compute)
-        elif known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
+            return True
+        if known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
             if known is None and id(base) not in self.reads.tensors:
                 self.breaks("it modifies a tensor in place whose memory others may share")
-                return
-            if records:
+            elif records:
                 self.breaks("it modifies a captured tensor in place, in the graph")
-                return
-            self._write(tensor, self._gradients.get(id(base)) or (lambda: base), name, write, operands, index)
+            else:
+                self._write(tensor, self._gradients.get(id(base)) or (lambda: base), name, write, operands, index)
         elif known.kind is ValueKind.INPUT:
             self.breaks("it modifies an argument in place")
         elif id(base) not in self._made_by_rows or self._shows_others(base):
             self.breaks("it modifies a tensor in place whose memory others may share")
         else:
             self._compute(tensor, compute)
+            return True
+        return False
 
     def _shows_others(self, base: TensorCore) -> bool:
         array: Any = base._data
@@ -119,10 +128,11 @@ class WriteRecorder(CallRecorder):
                 write(*arrays)
                 counter_of(owner())[0] += 1
         else:
+            counts = any([operand._node is not None for operand in operands])
 
             def run(*arrays: Any, index: Any = None) -> None:  # type: ignore[misc]
                 write(*arrays, index)
-                counter_of(owner())[0] += 1
+                counter_of(owner())[0] += counts or not selects_nothing(index)
 
         statics: Mapping[str, Any] = {} if index is None else {"index": map_tree(self._static, index, np.ndarray)}
         self._add(statement_op(name, run), (tensor, *operands), (), dict(statics))
@@ -138,18 +148,14 @@ class WriteRecorder(CallRecorder):
             if not np.can_cast(new.dtype, tensor.dtype, "same_kind"):
                 return
             new = call(ROWS["setitem"], (old, new), {"index": ...})
-        chain: list[tuple[TensorCore, View]] = []
-        current = tensor
-        while (view := view_of(current)) is not None:
-            chain.append((current, view))
-            parent = view.parent
+        chain = [*views_from(tensor)]
+        for _, view in chain:
             index, shape = index_in_parent(view)
             if shape is not None:
                 new = call(ROWS["reshape"], (new,), {"shape": shape})
             else:
-                new = call(ROWS["setitem"], (self._copied(parent), new), {"index": index})
-            current = parent
-        self.renames(current, new)
+                new = call(ROWS["setitem"], (self._copied(view.parent), new), {"index": index})
+        self.renames(base_of(tensor), new)
         for current, view in reversed(chain):
             again = view.op(new, *view.args, **view.kwargs)
             output = getattr(view, "output", None)

@@ -77,7 +77,7 @@ class Ledger:
             if not node.is_leaf and node._seq >= last:
                 self.completed_nodes += 1
                 for index, child in enumerate(node.next_nodes):
-                    if child is not None and (child.is_leaf or child._seq < last):
+                    if child in dependencies and (child.is_leaf or child._seq < last):
                         arrived[child] = arrived.get(child, 0) + 1
                         latest[child] = max(latest.get(child, -(1 << 128)), index - int(node._seq * _EDGES))
         for visited, (node, count) in enumerate(arrived.items(), 1):

@@ -25,9 +25,11 @@ from aiograd.engine.graph_root import GraphRoot
 from aiograd.engine.input_buffer import Key
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.placement import RulePlacement
+from aiograd.engine.reach import unreached
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.staged_commit import StagedCommit
 from aiograd.graph.node import Node
+from aiograd.graph.programs import PROGRAM_NODES
 from aiograd.graph.released import ReleasedVariables
 from aiograd.running.types import Array
 
@@ -129,8 +131,11 @@ class BackwardPlan:
         visited = 0
         plain = may_walk
         floor = self._sequence_floor(hooks)
+        programs, has_paths = bool(PROGRAM_NODES), False
         while stack:
             node = stack.pop()
+            if programs and node.has_paths:
+                has_paths = True
             visited += 1
             if not visited % DISCOVER_STRIDE:
                 yield
@@ -152,9 +157,24 @@ class BackwardPlan:
                 else:
                     dependencies[child] = known + 1
         self.is_plain = plain
+        if has_paths:
+            yield from self._leave_out(floor)
         yield from self._select(placement, hooks, floor)
         if not self.is_plain:
             yield from self._expect(hooks)
+
+    def _leave_out(self, floor: int) -> Iterator[None]:
+        """Leave out the nodes that only rows lead to which this pass does not go through."""
+        dependencies = self.dependencies
+        gone = yield from unreached(self, floor)
+        for node in gone:
+            for child in node.next_nodes if node._seq >= floor else ():
+                if child in dependencies:
+                    dependencies[child] -= 1
+        for node in gone:
+            del dependencies[node]
+        if gone:
+            self.exec_info = dict.fromkeys(dependencies, True)
 
     def ensure_discovered(self) -> None:
         """Discover the graph if that has not been done: a pass that is walked needs no discovery."""

@@ -114,6 +114,8 @@ class Node:
     is_leaf = False
     #: True for a node of the host that stands for many rows, so that it may well be a whole graph
     is_program = False
+    #: True if gradients of some inputs reach some of the edges only: ``edges_from(inputs)`` tells which
+    has_paths = False
     #: the node stands for several uses of some of its targets: its gradients depend on the order of the terms in their sums (`run_repeats`)
     has_repeats = False
     #: True if the node sends gradients to another worker (outlet) or receives them from one (inlet)
@@ -398,17 +400,6 @@ class Node:
             The node and the number of its input.
         """
         return self, input_nr
-
-    def opened_at(self, input_nr: int) -> tuple[Node | None, int]:
-        """As `place_of`, for what is to see all gradients there; a node with uses of the input inside of itself takes these out first.
-
-        Args:
-            input_nr: number of the input.
-
-        Returns:
-            The node and the number of its input.
-        """
-        return self.place_of(input_nr)
 
     def tensor_hooks(self, input_nr: int) -> HookDict:
         """Hooks on the tensor that has its gradient at this input.

@@ -30,3 +30,18 @@ def expand_programs(roots: Iterable[Node]) -> None:
             if child is not None and child not in seen:
                 seen.add(child)
                 stack.append(child)
+
+
+def opened_at(node: Node, input_nr: int) -> tuple[Node, int]:
+    """The node and input at which all gradients of an input arrive, those of rows that the node stands for among them; nodes of these are made.
+
+    Args:
+        node: the node.
+        input_nr: number of its input.
+
+    Returns:
+        The node and the number of its input, for a hook or a capture.
+    """
+    if node.is_program:
+        node.open_at(input_nr)  # type: ignore[attr-defined]
+    return node.place_of(input_nr)  # type: ignore[return-value]

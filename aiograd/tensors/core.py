@@ -23,6 +23,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError
 from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
 from aiograd.graph.hooks import RemovableHandle
 from aiograd.graph.node import Node
+from aiograd.graph.programs import opened_at
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
@@ -205,13 +206,13 @@ class TensorCore:
             raise GraphError("can't retain_grad on Tensor that has requires_grad=False")
         if node.is_leaf:
             return
-        place, nr = node.opened_at(self._nr)
+        place, nr = opened_at(node, self._nr)
         extra = extra_of(self)
         if extra.retains is not place:
             if place is not node:
                 move_to(self, place, nr)
             extra.retains = place
-            place.extra.retain_hooks[nr] = _Retainer(self)  # type: ignore[union-attr]
+            place.extra.retain_hooks[nr] = _Retainer(self)
 
     @property
     def retains_grad(self) -> bool:

@@ -19,7 +19,7 @@ Source: the rules of PyTorch's ``VariableTypeUtils.h`` (check_inplace) and CopyS
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -169,11 +169,18 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
         raise IndexRangeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     except (ValueError, TypeError) as error:
         raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
-    if value._node is None and isinstance(index, np.ndarray) and index.dtype == np.bool_ and not index.any():
+    if value._node is None and selects_nothing(index):
+        for _, view in views_from(tensor):
+            view.version = counter_of(tensor)[0]
         return  # a mask that selects nothing modifies nothing: libraries write rare elements so, infinities for example
     counter_of(tensor)[0] += 1
     if records:
         move_with_parents(tensor, *attach_written(_SETITEM, [old, value], {"index": index}, tensor._data))
+
+
+def selects_nothing(index: Any) -> bool:
+    """True for a mask without a True."""
+    return isinstance(index, np.ndarray) and index.dtype == np.bool_ and not index.any()
 
 
 def check_in_place(tensor: TensorCore, what: str) -> None:
@@ -204,22 +211,15 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
 
 def _is_spread(tensor: TensorCore) -> bool:
     """True for a view with elements that share one place, of which a level may hold values with a place each."""
-    current = tensor
-    while (view := view_of(current)) is not None:
-        if view.op.name in _SPREAD:
-            return True
-        current = view.parent
-    return False
+    return any([view.op.name in _SPREAD for _, view in views_from(tensor)])
 
 
 def _read_only_cause(tensor: TensorCore) -> str:
-    current = tensor
-    while (view := view_of(current)) is not None:
+    for _, view in views_from(tensor):
         if view.op.name == "diagonal":
             return "numpy allows no writing through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
         if view.op.name in _SPREAD:
             return f"several of its elements share one place since {_SPREAD[view.op.name]}"
-        current = view.parent
     return "whoever owns the array said so"
 
 
@@ -229,13 +229,11 @@ def check_view(tensor: TensorCore, what: str) -> None:
     Raises:
         InPlaceError
     """
-    current = tensor
-    while (view := view_of(current)) is not None:
+    for _, view in views_from(tensor):
         if view.obstacle is not None:
             raise InPlaceError(
                 f"{what}: the tensor is a view that {view.obstacle}, so the graph cannot follow a modification of it. Use clone() first."
             )
-        current = view.parent
 
 
 def write(tensor: TensorCore, data: Any) -> None:
@@ -275,19 +273,23 @@ def move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
 
     See Note [Modifying a view].
     """
-    chain: list[tuple[TensorCore, View]] = []
-    current = tensor
-    while (view := view_of(current)) is not None:
+    chain = [*views_from(tensor)]
+    for current, view in chain:
         part = make(current._data)
         part._node, part._nr = node, nr
-        chain.append((current, view))
         node, nr = _in_parent(part, view)
-        current = view.parent
-    move_to(current, node, nr)
+    move_to(base_of(tensor), node, nr)
     counter = counter_of(tensor)[0]
     for current, view in reversed(chain):
         view.version = counter
         retake(current, view, stand_in(view.parent))
+
+
+def views_from(tensor: TensorCore) -> Iterator[tuple[TensorCore, View]]:
+    """A view and its parents that are views, each with how it is made."""
+    while (view := view_of(tensor)) is not None:
+        yield tensor, view
+        tensor = view.parent
 
 
 def stand_in(tensor: TensorCore) -> Any:
@@ -319,12 +321,8 @@ def store(tensor: TensorCore, index: Any, value: Any) -> None:
         tensor._data[index] = value.plain
         return
     deepest: Any = max(filter(follows_writes, (tensor._data, value)), key=lambda array: array.level.depth)
-    chain: list[tuple[TensorCore, View]] = []
-    current = tensor
-    while (view := view_of(current)) is not None:
-        chain.append((current, view))
-        current = view.parent
-    follow(current, deepest.lifted(current._data))
+    chain, base = [*views_from(tensor)], base_of(tensor)
+    follow(base, deepest.lifted(base._data))
     with ModeScope(tangents=True):  # under no_grad too they have the tangents that their base has
         for child, view in reversed(chain):
             retake(child, view, view.parent)

@@ -18,6 +18,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.node import Node
+from aiograd.graph.programs import opened_at
 from aiograd.running import devices
 from aiograd.running.caller import called, type_found, warn_caller
 from aiograd.running.modes import current_mode
@@ -254,7 +255,7 @@ def _input_edge(what: str, i: int, item: Any) -> tuple[Node, int]:
     if isinstance(item, TensorCore) and item._node is None:
         raise NoGraphError(f"{what}: One of the differentiated Tensors, the input at index {i}, does not require grad")
     node, nr = edge_of(what, i, item)
-    return node.opened_at(nr)  # type: ignore[return-value]
+    return opened_at(node, nr)
 
 
 def roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:

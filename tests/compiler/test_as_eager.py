@@ -637,6 +637,92 @@ def refusals_of_values_that_nothing_uses(wrap: Any, log: Any, t: Any) -> None:
                     log(error)
 
 
+async def views_of_what_is_modified(wrap: Any, log: Any, t: Any) -> None:
+    def of_a_detached_view(x: Any) -> Any:
+        y = x * 2.0
+        turned = y[::-1]
+        y[1:] = 0.5
+        turned[turned.detach() > 0.75] = 3.0
+        return y * x
+
+    def detached_before(x: Any) -> Any:
+        y = x * 2.0
+        aside = y[::-1].detach()
+        turned, part = y[::-1], aside[1:]
+        product = aside + x
+        y[0] = 2.0
+        y[aside > 0.2] = 0.5
+        return product + aside * turned, part * 1.0
+
+    def masks(x: Any) -> Any:
+        y, mask = x * 1.0, x > 0.0
+        turned = mask[::-1]
+        mask[0] = True
+        y[turned] = 3.0
+        return y * x
+
+    for f in [wrap(function) for function in (of_a_detached_view, detached_before, masks)]:
+        for _ in range(4):
+            x = t(4, grad=True)
+            results = f(x)
+            for result in results if isinstance(results, tuple) else (results,):
+                log(result)
+                if result.requires_grad:
+                    await result.sum().backward(retain_graph=True)
+            log(x)
+
+
+async def masks_that_select_nothing(wrap: Any, log: Any, t: Any) -> None:
+    buffer = t(3)
+
+    def through_a_view(x: Any, limit: Any) -> Any:
+        y = x * 2.0
+        part = y[1:]
+        y[y.detach() > limit] = 0.5
+        return part * x[1:]
+
+    def needed_by_the_backward(x: Any, limit: Any) -> Any:
+        y = x * 2.0
+        z = y * y
+        y[y.detach() > limit] = 0.5
+        return z + y
+
+    def of_a_buffer(x: Any, limit: Any) -> Any:
+        with ag.no_grad():
+            buffer[x > limit] = 0.5
+        return x * 2.0
+
+    for f in [wrap(function, on_break="eager") for function in (through_a_view, needed_by_the_backward, of_a_buffer)]:
+        for limit in (100.0, 100.0, -100.0, 100.0):
+            x = t(3, grad=True)
+            other = x * buffer
+            result = f(x, ag.tensor(limit)).sum() + other.sum()
+            try:
+                await result.backward()
+            except ag.errors.ModifiedError as error:
+                log(error)
+            log(result, x, buffer)
+
+
+async def values_at_masks(wrap: Any, log: Any, t: Any) -> None:
+    def of(value: Any) -> Any:
+        def function(x: Any, limit: Any) -> Any:
+            y = x * 2.0
+            y[y.detach() > limit] = value(x)
+            return (y * y).sum()
+
+        return function
+
+    values = [lambda x: x.mean(), lambda x: x[:1, 0], lambda x: x[:1, :1].reshape(1, 1)[0]]
+    for tier in ("numpy", "native"):
+        for f in [wrap(of(value), tier=tier) for value in values]:
+            for number in (1, 1, 1, 5, 12, 0, 2, 1):
+                x = t(3, 4, grad=True)
+                limit = np.sort(x.detach().numpy() * 2.0, axis=None)[-number - 1 if number < 12 else 0] - (number == 12)
+                await f(x, ag.tensor(limit)).backward()
+                log(x)
+
+
 async def numbers_of_settings_that_change_in_place(wrap: Any, log: Any, t: Any) -> None:
     given, rows = ag.tensor([0, 1, 1]), np.array([0, 1, 1])
     losses = [wrap(lambda x: F.nll_loss(x, given)), wrap(lambda x: F.nll_loss(x, rows)), wrap(lambda x: F.embedding(given, x).sum())]
@@ -659,7 +745,8 @@ SCENARIOS = [
     globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions, results_that_share_memory,
     results_that_are_arguments_or_views_of_them, results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory,
     modes_that_are_set, random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for, gradients_of_captured_leaves_and_of_arguments,
-    refusals, refusals_of_values_that_nothing_uses, numbers_of_settings_that_change_in_place, tensors_that_are_made_and_modified,
+    refusals, refusals_of_values_that_nothing_uses, views_of_what_is_modified, masks_that_select_nothing, values_at_masks,
+    numbers_of_settings_that_change_in_place, tensors_that_are_made_and_modified,
     arrays_that_change_in_place, floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 

@@ -52,6 +52,28 @@ async def test_the_first_call_records_and_later_ones_run_the_program() -> None:
     assert compiled.programs == () and compiled.statistics().runs == 4
 
 
+async def test_arrays_are_tensors_where_a_function_runs_eagerly_too() -> None:
+    def f(x: Any, *, pair: Any = ()) -> Any:
+        total = x.relu() + sum(each.relu() for each in pair)
+        return total * 2.0 if float(total.sum()) > -1.0 else total
+
+    async def wait(x: Any) -> Any:
+        return f(x)
+
+    compiled, waiting = ag.compile(f, on_break="eager"), ag.compile(wait, on_break="eager")
+    array, inner = np.array([1.0, -2.0]), ag.compile(lambda x: x.relu())
+    outer = ag.compile(lambda x: inner(array) * x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the compiled function")
+        for _ in range(3):
+            assert compiled(array, pair=(array, array)).numpy().tolist() == [6.0, 0.0]
+            assert (await waiting(array)).numpy().tolist() == [2.0, 0.0]
+    assert compiled.statistics().eager == 2, "after the recorded call"
+    assert outer(array).numpy().tolist() == outer(array).numpy().tolist() == [1.0, 0.0]
+    with ag.detect_anomaly():
+        assert inner(array).numpy().tolist() == [1.0, 0.0]
+
+
 async def test_captured_tensors_are_read_at_every_run() -> None:
     w, c = leaf(3), leaf(3, grad=False)
     compiled = ag.compile(f := lambda x: (x * w + c).sum())

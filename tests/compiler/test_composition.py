@@ -11,6 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import nn
+from aiograd.errors import UnusedInputError
 from aiograd.pipeline import Pipeline, make_schedule
 from tests.distributed.workers import values, view, workers
 from tests.support import bits, cancel
@@ -138,3 +139,82 @@ async def test_a_cancelled_pass_changes_nothing_and_the_next_one_works() -> None
     await loss.backward()
     expected = await ag.grad(ag.tanh(ag.tanh(x * w) * w).sum(), [x, w])
     assert bits(x.grad, w.grad) == bits(*expected)
+
+
+class Root(ag.Function):
+    """A function whose backward gives NaN for a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return ag.sqrt(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * np.inf
+
+
+UNUSED: dict[str, Any] = {
+    "unused": lambda x, w: (x * 2.0, Root.apply(w))[:1],
+    "unused after a row": lambda x, w: (x * 2.0, Root.apply(w * 3.0) * 2.0)[:1],
+    "compared": lambda x, w: (x * (Root.apply(w) * 2.0 > 3.0),),
+    "detached": lambda x, w: (x * (Root.apply(w) * 2.0).detach(),),
+    "another result": lambda x, w: (y := Root.apply(w), (x * 2.0, y + 1.0))[1],
+    "another part's result": lambda x, w: (y := Root.apply(w), x * 2.0, Root.apply(y * (x * x)))[1:],
+    "used for shapes": lambda x, w: (x * Root.apply(w).shape[0], w * 1.0),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+async def test_a_custom_function_with_a_result_that_is_not_differentiated(name: str) -> None:
+    function = UNUSED[name]
+    compiled = ag.compile(function)
+    for _ in range(3):
+        x, w = leaf(4), ag.tensor(np.arange(1.0, 5.0, dtype=np.float32), requires_grad=True)
+        found = []
+        for call in (function, compiled):
+            x.grad = w.grad = None
+            first = call(x, w)[0]
+            await first.sum().backward(retain_graph=True)
+            with pytest.raises(UnusedInputError):
+                await ag.grad(first.sum(), [w])
+            found.append(bits(x.grad, w.grad))
+        assert found[0] == found[1] and w.grad is None
+    assert compiled.statistics().runs == 2
+
+
+async def test_a_pass_goes_where_the_results_lead_that_it_begins_at() -> None:
+    def function(x: Any, y: Any) -> Any:
+        a, b = x * 2.0, y * 3.0
+        return a, b, (a * b).sum()
+
+    compiled = ag.compile(function)
+    w, v = ag.tensor(np.arange(1.0, 5.0, dtype=np.float32), requires_grad=True), leaf(4)
+    for begins in ([0], [1], [2], [0, 1], [0, 2]):
+        for hooks in (False, True):
+            found = []
+            for call in (function, compiled, compiled):
+                w.grad = v.grad = None
+                seen: list[Any] = []
+                inside = Root.apply(w)
+                results = call(inside, v)
+                if hooks:
+                    results[1].register_hook(lambda grad, seen=seen: seen.append(grad * 1))
+                    ag.graph.register_multi_grad_hook([inside, v], lambda grads, seen=seen: seen.extend(grads))
+                await sum(results[i].sum() * (i + 1.0) for i in begins).backward()
+                found.append((bits(w.grad, v.grad, *seen), w.grad is None))
+            assert found[0] == found[1] == found[2]
+            assert found[0][1] == (begins == [1])
+    assert compiled.statistics().recordings == 1
+
+
+async def test_rows_that_lead_to_no_result_keep_nothing() -> None:
+    w = leaf(4)
+    compiled = ag.compile(lambda x: (x * (w * w > 0.5)).sum())
+    for _ in range(3):
+        x = leaf(4)
+        loss = compiled(x)
+        with ag.no_grad():
+            w *= 0.5
+        await loss.backward()
+        assert x.grad is not None and w.grad is None
+    assert compiled.statistics().runs == 2

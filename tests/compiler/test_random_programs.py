@@ -78,7 +78,7 @@ def step(random: Random, pool: list[Any], leaves: list[Any]) -> Any:
 
 def written(random: Random, z: Any, y: Any) -> Any:
     """A value that is modified in place, as a whole, in part or through views."""
-    kind = random.randrange(5)
+    kind = random.randrange(6)
     fits = np.broadcast_shapes(z.shape, y.shape) == z.shape and np.can_cast(y.dtype, z.dtype)
     if kind == 0 and fits:
         z *= y
@@ -99,6 +99,13 @@ def written(random: Random, z: Any, y: Any) -> Any:
         with ag.no_grad():
             z = z + ag.tanh(aside)
             z -= aside
+    elif kind == 5 and z.ndim:
+        turned = z[::-1]
+        aside = turned.detach()
+        z[:1] *= 2.0
+        turned[aside > 0.2] = y.mean().astype(z.dtype)
+        z[turned.detach() > 1.0] = 0.5
+        z = z + turned * aside
     return z
 
 

@@ -257,6 +257,9 @@ class SmallTorchNode(TorchNode):
     def expand(self) -> None:
         """Nothing: it stands for no rows of aiograd."""
 
+    def open_at(self, input_nr: int) -> None:
+        """Nothing, likewise."""
+
     def cost_key(self) -> Any:
         """The key of the estimate: the order of magnitude of the forward's time."""
         return "torch", self._cost
