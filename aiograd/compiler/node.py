@@ -6,8 +6,8 @@ Note [Sums with uses elsewhere]
     `UnsummedGradient`, and the engine adds its parts one by one. Either way the result equals the eager pass to the bit.
 
 Note [What a pass frees]
-    A pass frees the saved arrays of the statements that it has run, as of any row; so outputs may be differentiated one after the other
-    where they share no statement. For passes that record a graph themselves the node also keeps the Tensors that the
+    A pass frees the saved arrays of the statements that it has run, as of any row; so outputs, or edges, may be differentiated one after the other
+    where they share no statement with saved arrays. For passes that record a graph themselves the node also keeps the Tensors that the
     program read, see Note [Nodes behind a node].
 
 Note [Nodes behind a node]
@@ -89,9 +89,9 @@ class ProgramNode(Node):
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
         self._arrays: Any = arrays
         self.arena = arena
-        #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None where no run has noted it
+        #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None for a run of the whole
         self._ran: Any = None
-        #: statements with freed arrays, and the `ReleasedVariables` with the reason
+        #: statements whose arrays are freed, and the `ReleasedVariables` with the reason
         self._gone: frozenset[int] = _NOTHING
         self._released: Any = None
         self.tensors = tensors
@@ -119,10 +119,11 @@ class ProgramNode(Node):
         code, saved = self.code, self._arrays
         arena = self.arena  # noqa: F841 - kept until the end, see Note [Owners of an arena] in `aiograd.compiler.arena`
         grad = g[0]
-        if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and current_mode().profiler is None:
+        if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and not self._gone and current_mode().profiler is None:
             whole = code.whole.get(grad.strides)
             if whole is not None:  # the same as `_run` does, without a key for everything that may differ
                 self.check_versions(code.saved_places)
+                self._ran = None
                 try:
                     result: list[Any] = whole(saved, g)
                     return result
@@ -151,13 +152,12 @@ class ProgramNode(Node):
         saved, arena = self._handed(grads, needs), self.arena
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
-        self.check_versions(self.code.saved_places)
         grads = [None if grad is None else dense(grad) for grad in grads]
         key = (tuple([None if grad is None else layout_of(grad) for grad in grads]), needs, sums)
-        if len(grads) > 1:
-            self._ran = tuple([grad is not None for grad in grads]), needs
-        if self._gone and not self._gone.isdisjoint(self.code.statements_of(*self._ran)):
+        ran = self._ran = tuple([grad is not None for grad in grads]), needs
+        if self._gone and not self._gone.isdisjoint(self.code.statements_of(*ran)):
             raise self._released.error(self.name)
+        self.check_versions(self.code.places_of(*ran))
         backward = self.code.backwards.get(key)
         profiler = current_mode().profiler
         if arena is not None and (backward is None or profiler is not None or key in self.code.sharing):
@@ -237,8 +237,9 @@ class ProgramNode(Node):
 
     def cannot_run(self) -> Exception:
         """The error for a node without its saved values."""
-        if isinstance(self._arrays, ReleasedVariables):
-            return self._arrays.error(self.name)
+        released = self._released or self._arrays
+        if isinstance(released, ReleasedVariables):
+            return released.error(self.name)
         return GraphError(f"{self.name}: its saved values are not at hand")
 
     def check_versions(self, places: Any) -> None:
@@ -265,11 +266,11 @@ class ProgramNode(Node):
         released = released or ReleasedVariables()
         if isinstance(self._arrays, ReleasedVariables):
             return
-        if self._ran is not None and not released.reason:
-            self._gone |= self.code.statements_of(*self._ran)
-            self._released = released
-            self._arrays = self.code.without(self._arrays, self._gone)
-            if self._arrays:
+        if not released.reason:
+            self._gone = self.code.gone_after(self._ran, self._gone)
+            kept = self.code.names_left(self._gone)
+            if kept is not None:
+                self._arrays, self.arena, self._released = self.code.only(self._arrays, kept), self.arena if kept else None, released
                 return
         self._arrays = released
         self.arena = None
