@@ -122,11 +122,10 @@ class ProgramNode(Node):
         if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and not self._gone and current_mode().profiler is None:
             whole = code.whole.get(grad.strides)
             if whole is not None:  # the same as `_run` does, without a key for everything that may differ
-                self.check_versions(code.saved_places)
+                self.check_versions(*code.whole_places)
                 self._ran = None
                 try:
-                    result: list[Any] = whole(saved, g)
-                    return result
+                    return whole(saved, g)  # type: ignore[no-any-return]
                 except Exception as error:
                     explain(error, code.name)
                     raise
@@ -150,14 +149,16 @@ class ProgramNode(Node):
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
         saved, arena = self._handed(grads, needs), self.arena
+        ran = self._ran = tuple([grad is not None for grad in grads]), needs
         if isinstance(saved, ReleasedVariables):
+            if not self.code.statements_of(*ran):
+                return [None] * len(needs)
             raise saved.error(self.name)
         grads = [None if grad is None else dense(grad) for grad in grads]
         key = (tuple([None if grad is None else layout_of(grad) for grad in grads]), needs, sums)
-        ran = self._ran = tuple([grad is not None for grad in grads]), needs
         if self._gone and not self._gone.isdisjoint(self.code.statements_of(*ran)):
             raise self._released.error(self.name)
-        self.check_versions(self.code.places_of(*ran))
+        self.check_versions(*self.code.places_of(*ran))
         backward = self.code.backwards.get(key)
         profiler = current_mode().profiler
         if arena is not None and (backward is None or profiler is not None or key in self.code.sharing):
@@ -168,8 +169,7 @@ class ProgramNode(Node):
                 profiled.profiler = profiler
                 return profiled.run()
             if backward is not None:
-                result: list[Any] = backward(saved, grads)
-                return result
+                return backward(saved, grads)  # type: ignore[no-any-return]
             writer = BackwardWriter(self.code.program, self, saved, grads, needs, sums)
             result = writer.run()
         except Exception as error:
@@ -242,11 +242,11 @@ class ProgramNode(Node):
             return released.error(self.name)
         return GraphError(f"{self.name}: its saved values are not at hand")
 
-    def check_versions(self, places: Any) -> None:
+    def check_versions(self, places: Any, numbers: Any = None) -> None:
         """Raise if a Tensor that the backward needs has been modified in place since the call.
 
         Args:
-            places: the places of the Tensors to check, among inputs and captured Tensors.
+            places, numbers: as the result of `ProgramCode.places_of`; None: all outputs with saved values.
 
         Raises:
             ModifiedError
@@ -257,7 +257,7 @@ class ProgramNode(Node):
             found = 0 if tensor._vc is None else tensor._vc[0]
             if found != expected:
                 raise modified_error(f"a tensor that {self.code.name} has read", tensor.shape, found, expected, belongs_to_leaf(tensor))
-        for counter in self.counters:
+        for counter in self.counters if numbers is None else [self.counters[number] for number in numbers]:
             if counter[0]:
                 raise modified_error(f"an output of {self.code.name}, which it saved", (), counter[0], 0, False)
 

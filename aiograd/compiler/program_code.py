@@ -205,13 +205,13 @@ class ProgramCode(GuardedCode):
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
         self._freed: dict[Any, frozenset[int]] = {}
-        self._places: dict[Any, list[int]] = {}
+        self._places: dict[Any, tuple[list[int], list[int]]] = {}
+        #: the arguments of `statements_of` for all outputs and edges
+        self._whole = (True,) * len(self.metadata), self.all_needed
         self._left: dict[frozenset[int], Any] = {}
-        #: inputs and captured Tensors, and outputs, with saved values
-        given = (*program.inputs, *program.captured)
-        self.saved_places = self._places_with(saved)
-        shared = [program.shared.get(value.name, frozenset((value.name,))) for value in program.outputs]
-        names_given = {value.name for value in given}
+        #: outputs with saved values
+        names_given = {value.name for value in (*program.inputs, *program.captured)}
+        shared = [*map(self._shared, program.outputs)]
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
         if program.recomputation is not None:  # it is not cut into pieces for the loop
@@ -280,7 +280,7 @@ class ProgramCode(GuardedCode):
     @property
     def every(self) -> frozenset[int]:
         """The statements that a pass of the whole runs."""
-        return self.statements_of((True,) * len(self.metadata), self.all_needed)
+        return self.statements_of(*self._whole)
 
     def freed_by(self, ran: Any) -> frozenset[int]:
         """The statements with saved arrays that a pass runs.
@@ -299,23 +299,34 @@ class ProgramCode(GuardedCode):
         """The statements whose arrays are freed after a pass, by those before it; arguments as of `freed_by`."""
         return gone | self.freed_by(ran) if gone else self.freed_by(ran)
 
-    def places_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> list[int]:
-        """The places, among inputs and captured Tensors, of those with saved values that a pass needs; arguments as of `statements_of`."""
+    def places_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> tuple[list[int], list[int]]:
+        """The saved values that the rules of a pass need: places among inputs and captured Tensors, and numbers among `saved_outputs`.
+
+        Args:
+            present, needs: as of `statements_of`.
+        """
         key = present, needs
         found = self._places.get(key)
         if found is None:
             run, recomputation = self.statements_of(*key), self.program.recomputation
-            saved = needed_names(self.program, run)
+            needed = needed_names(self.program, run)
             again = [] if recomputation is None else [number for numbers, _ in recomputation.of_pass(run).values() for number in numbers]
             for statement in [self.program.statements[number] for number in again]:
-                saved.update([value.name for value in values_in((statement.arrays, statement.statics))])
-            found = self._places[key] = self._places_with(saved)
+                needed.update([value.name for value in values_in((statement.arrays, statement.statics))])
+            groups = [self._shared(value) for value in (*self.program.inputs, *self.program.captured)]
+            outputs = [self._shared(self.program.outputs[place]) for place in self.saved_outputs]
+            places, numbers = ([i for i, names in enumerate(each) if not needed.isdisjoint(names)] for each in (groups, outputs))
+            found = self._places[key] = places, numbers
         return found
 
-    def _places_with(self, saved: Set[str]) -> list[int]:
-        """The places of inputs and captured Tensors that share memory with one of these values."""
-        shared, given = self.program.shared, (*self.program.inputs, *self.program.captured)
-        return [i for i, value in enumerate(given) if not saved.isdisjoint(shared.get(value.name, (value.name,)))]
+    @functools.cached_property
+    def whole_places(self) -> tuple[list[int], list[int]]:
+        """As `places_of`, of a pass of the whole."""
+        return self.places_of(*self._whole)
+
+    def _shared(self, value: Any) -> frozenset[str]:
+        """The names of all values that share a version counter with one."""
+        return self.program.shared.get(value.name, frozenset((value.name,)))
 
     def names_left(self, gone: frozenset[int]) -> Any:
         """Names of the saved arrays that passes without the statements `gone` need; None if there is no such pass."""

@@ -306,6 +306,16 @@ async def without_saved_arrays(leaves: Leaves, x: Any) -> Any:
     return loss, g * leaves.w.grad
 
 
+async def beside_a_part(leaves: Leaves, x: Any) -> Any:
+    """The last pass goes to `w`, through an output of a part whose gradients are all freed; only the other one leads to `w`."""
+    leaves.w.grad = leaves.v.grad = None
+    kept, loss = leaves.v * leaves.v, (x * leaves.w * leaves.v).sum()
+    await (loss + kept.exp().sum()).backward()
+    last = (kept * 0.5 + leaves.w).sum()
+    await last.backward(inputs=[leaves.w])
+    return loss, leaves.w.grad * leaves.v.grad
+
+
 async def modified_between(leaves: Leaves, x: Any) -> Any:
     """What the second pass needs is as it was."""
     leaves.w.grad = leaves.v.grad = None
@@ -318,7 +328,7 @@ async def modified_between(leaves: Leaves, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("options", [{"tier": "numpy"}, pytest.param({"tier": "native"}, marks=TIERS[1].marks), {"memory_budget": 1.0}], ids=str)
-@pytest.mark.parametrize("step", [to_each, added_up, by_grad, kept_once, without_saved_arrays, modified_between])
+@pytest.mark.parametrize("step", [to_each, added_up, by_grad, kept_once, beside_a_part, without_saved_arrays, modified_between])
 async def test_passes_one_after_the_other(step: Any, options: dict[str, Any]) -> None:
     async with ag.Engine(budget=1000.0):
         await same(step, **options)
@@ -386,3 +396,18 @@ async def test_a_pass_to_some_leaves_looks_at_what_it_computes_again() -> None:
     with ag.no_grad():
         leaves.v *= 2.0
     await assert_awaiting_raises(ModifiedError, "has read", loss.backward(inputs=[leaves.v]))
+
+
+async def test_a_gradient_that_is_modified_twice_is_not_needed_by_a_pass() -> None:
+    """Its value is an output of the part whose graph the second pass runs over, which does not need it."""
+
+    async def step(leaves: Leaves, x: Any) -> Any:
+        leaves.w.grad = leaves.v.grad = None
+        await (x * leaves.w * leaves.w).sum().backward()
+        loss = (leaves.v * leaves.v).sum()
+        leaves.w.grad *= 0.5
+        leaves.w.grad *= 0.5
+        await loss.backward()
+        return loss, leaves.w.grad * 1.0
+
+    await same(step)
