@@ -27,7 +27,7 @@ class BudgetedProgramNode(ProgramNode):
 
     def _handed(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Any:
         arrays, code = self._arrays, self.code
-        if arrays.__class__ is not list or (len(grads) == 1 and not self.keeps_graph):
+        if arrays.__class__ is not list or (len(grads) == 1 and needs == code.all_needed and not self.keeps_graph):
             return arrays
         run = code.statements_of(tuple([grad is not None for grad in grads]), needs)
         is_all = run == code.statements_of((True,) * len(grads), code.all_needed)

@@ -6,8 +6,8 @@ Note [Sums with uses elsewhere]
     `UnsummedGradient`, and the engine adds its parts one by one. Either way the result equals the eager pass to the bit.
 
 Note [What a pass frees]
-    A pass frees the saved arrays of the statements that it has run, as of any row; so outputs may be differentiated one after the other
-    where they share no statement. For passes that record a graph themselves the node also keeps the Tensors that the
+    A pass frees the saved arrays of the statements that it has run, as of any row; so outputs, or edges, may be differentiated one after the other
+    where they share no statement with saved arrays. For passes that record a graph themselves the node also keeps the Tensors that the
     program read, see Note [Nodes behind a node].
 
 Note [Nodes behind a node]
@@ -88,9 +88,9 @@ class ProgramNode(Node):
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
         self._arrays: Any = arrays
         self.arena = arena
-        #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None where no run has noted it
+        #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None for a run of the whole
         self._ran: Any = None
-        #: statements with freed arrays, and the `ReleasedVariables` with the reason
+        #: statements whose arrays are freed, and the `ReleasedVariables` with the reason
         self._gone: frozenset[int] = _NOTHING
         self._released: Any = None
         self.tensors = tensors
@@ -119,13 +119,13 @@ class ProgramNode(Node):
         code, saved = self.code, self._arrays
         arena = self.arena  # noqa: F841 - kept until the end, see Note [Owners of an arena] in `aiograd.compiler.arena`
         grad = g[0]
-        if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and current_mode().profiler is None:
+        if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and not self._gone and current_mode().profiler is None:
             whole = code.whole.get(grad.strides)
             if whole is not None:  # the same as `_run` does, without a key for everything that may differ
-                self.check_versions(code.saved_places)
+                self.check_versions(*code.whole_places)
+                self._ran = None
                 try:
-                    result: list[Any] = whole(saved, g)
-                    return result
+                    return whole(saved, g)  # type: ignore[no-any-return]
                 except Exception as error:
                     explain(error, code.name)
                     raise
@@ -149,15 +149,16 @@ class ProgramNode(Node):
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
         saved, arena = self._handed(grads, needs), self.arena
+        ran = self._ran = tuple([grad is not None for grad in grads]), needs
         if isinstance(saved, ReleasedVariables):
+            if not self.code.statements_of(*ran):
+                return [None] * len(needs)
             raise saved.error(self.name)
-        self.check_versions(self.code.saved_places)
         grads = [None if grad is None else dense(grad) for grad in grads]
         key = (tuple([None if grad is None else layout_of(grad) for grad in grads]), needs, sums)
-        if len(grads) > 1:
-            self._ran = tuple([grad is not None for grad in grads]), needs
-        if self._gone and not self._gone.isdisjoint(self.code.statements_of(*self._ran)):
+        if self._gone and not self._gone.isdisjoint(self.code.statements_of(*ran)):
             raise self._released.error(self.name)
+        self.check_versions(*self.code.places_of(*ran))
         backward = self.code.backwards.get(key)
         profiler = current_mode().profiler
         if arena is not None and (backward is None or profiler is not None or key in self.code.sharing):
@@ -168,8 +169,7 @@ class ProgramNode(Node):
                 profiled.profiler = profiler
                 return profiled.run()
             if backward is not None:
-                result: list[Any] = backward(saved, grads)
-                return result
+                return backward(saved, grads)  # type: ignore[no-any-return]
             writer = BackwardWriter(self.code.program, self, saved, grads, needs, sums)
             result = writer.run()
         except Exception as error:
@@ -270,15 +270,16 @@ class ProgramNode(Node):
 
     def cannot_run(self) -> Exception:
         """The error for a node without its saved values."""
-        if isinstance(self._arrays, ReleasedVariables):
-            return self._arrays.error(self.name)
+        released = self._released or self._arrays
+        if isinstance(released, ReleasedVariables):
+            return released.error(self.name)
         return GraphError(f"{self.name}: its saved values are not at hand")
 
-    def check_versions(self, places: Any) -> None:
+    def check_versions(self, places: Any, numbers: Any = None) -> None:
         """Raise if a Tensor that the backward needs has been modified in place since the call.
 
         Args:
-            places: the places of the Tensors to check, among inputs and captured Tensors.
+            places, numbers: as the result of `ProgramCode.places_of`; None: all outputs with saved values.
 
         Raises:
             ModifiedError
@@ -289,7 +290,7 @@ class ProgramNode(Node):
             found = 0 if tensor._vc is None else tensor._vc[0]
             if found != expected:
                 raise modified_error(f"a tensor that {self.code.name} has read", tensor.shape, found, expected, belongs_to_leaf(tensor))
-        for counter in self.counters:
+        for counter in self.counters if numbers is None else [self.counters[number] for number in numbers]:
             if counter[0]:
                 raise modified_error(f"an output of {self.code.name}, which it saved", (), counter[0], 0, False)
 
@@ -298,11 +299,11 @@ class ProgramNode(Node):
         released = released or ReleasedVariables()
         if isinstance(self._arrays, ReleasedVariables):
             return
-        if self._ran is not None and not released.reason:
-            self._gone |= self.code.statements_of(*self._ran)
-            self._released = released
-            self._arrays = self.code.without(self._arrays, self._gone)
-            if self._arrays:
+        if not released.reason:
+            self._gone = self.code.gone_after(self._ran, self._gone)
+            kept = self.code.names_left(self._gone)
+            if kept is not None:
+                self._arrays, self.arena, self._released = self.code.only(self._arrays, kept), self.arena if kept else None, released
                 return
         self._arrays = released
         self.arena = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NoReturn
 
 from aiograd.compiler.arena import ArenaPool
@@ -16,8 +16,8 @@ from aiograd.compiler.memory_plan import Recomputation
 from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
 from aiograd.compiler.node import estimate, explain, statement_cost
 from aiograd.compiler.profiled import run_profiled
-from aiograd.compiler.program import Program, layout_of
-from aiograd.compiler.reached import needed_names, statements_run
+from aiograd.compiler.program import Program, layout_of, values_in
+from aiograd.compiler.reached import is_left, needed_names, statements_run
 from aiograd.compiler.result_code import results_maker
 from aiograd.compiler.results import only, relate, returned
 from aiograd.compiler.source import load
@@ -204,13 +204,15 @@ class ProgramCode(GuardedCode):
         self.saved = saved_names(program)
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
-        self._needed: dict[frozenset[int], set[str]] = {}
         self._edges: dict[frozenset[int], tuple[bool, ...]] = {}
-        #: inputs and captured Tensors, and outputs, with saved values
-        given = (*program.inputs, *program.captured)
-        self.saved_places = [i for i, value in enumerate(given) if not saved.isdisjoint(program.shared.get(value.name, (value.name,)))]
-        shared = [program.shared.get(value.name, frozenset((value.name,))) for value in program.outputs]
-        names_given = {value.name for value in given}
+        self._freed: dict[Any, frozenset[int]] = {}
+        self._places: dict[Any, tuple[list[int], list[int]]] = {}
+        #: the arguments of `statements_of` for all outputs and edges
+        self._whole = (True,) * len(self.metadata), self.all_needed
+        self._left: dict[frozenset[int], Any] = {}
+        #: outputs with saved values
+        names_given = {value.name for value in (*program.inputs, *program.captured)}
+        shared = [*map(self._shared, program.outputs)]
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
         if program.recomputation is not None:  # it is not cut into pieces for the loop
@@ -222,6 +224,8 @@ class ProgramCode(GuardedCode):
         self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
         has_joint = seed is not None and not self.saved_outputs and any(self.joint_needs)
+        if has_joint and self.freed_by(((True,), self.joint_needs)) != self.freed_by(None):
+            has_joint = False  # another pass may follow, to other edges
         self.native = NativeTier(self, plain, seed[0] if has_joint else None, is_dynamic=is_dynamic) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
@@ -274,16 +278,70 @@ class ProgramCode(GuardedCode):
             found = self._statements[key] = statements_run(self.program, *key)
         return found
 
-    def without(self, arrays: tuple[Any, ...], gone: frozenset[int]) -> tuple[Any, ...]:
-        """Saved arrays with None in the place of arrays that only the statements `gone` need; empty if no other statement is left."""
-        every = self.statements_of((True,) * len(self.metadata), self.all_needed)
-        if every <= gone:
-            return ()
+    @property
+    def every(self) -> frozenset[int]:
+        """The statements that a pass of the whole runs."""
+        return self.statements_of(*self._whole)
+
+    def freed_by(self, ran: Any) -> frozenset[int]:
+        """The statements with saved arrays that a pass runs.
+
+        Args:
+            ran: the arguments of `statements_of`; None: all outputs have a gradient, and all edges are wanted.
+        """
+        found = self._freed.get(ran)
+        if found is None:
+            statements = self.program.statements
+            run = self.statements_of(*ran) if ran else self.every
+            found = self._freed[ran] = frozenset([number for number in run if statements[number].node.holds_data])  # type: ignore[union-attr]
+        return found
+
+    def gone_after(self, ran: Any, gone: frozenset[int]) -> frozenset[int]:
+        """The statements whose arrays are freed after a pass, by those before it; arguments as of `freed_by`."""
+        return gone | self.freed_by(ran) if gone else self.freed_by(ran)
+
+    def places_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> tuple[list[int], list[int]]:
+        """The saved values that the rules of a pass need: places among inputs and captured Tensors, and numbers among `saved_outputs`.
+
+        Args:
+            present, needs: as of `statements_of`.
+        """
+        key = present, needs
+        found = self._places.get(key)
+        if found is None:
+            run, recomputation = self.statements_of(*key), self.program.recomputation
+            needed = needed_names(self.program, run)
+            again = [] if recomputation is None else [number for numbers, _ in recomputation.of_pass(run).values() for number in numbers]
+            for statement in [self.program.statements[number] for number in again]:
+                needed.update([value.name for value in values_in((statement.arrays, statement.statics))])
+            groups = [self._shared(value) for value in (*self.program.inputs, *self.program.captured)]
+            outputs = [self._shared(self.program.outputs[place]) for place in self.saved_outputs]
+            places, numbers = ([i for i, names in enumerate(each) if not needed.isdisjoint(names)] for each in (groups, outputs))
+            found = self._places[key] = places, numbers
+        return found
+
+    @functools.cached_property
+    def whole_places(self) -> tuple[list[int], list[int]]:
+        """As `places_of`, of a pass of the whole."""
+        return self.places_of(*self._whole)
+
+    def _shared(self, value: Any) -> frozenset[str]:
+        """The names of all values that share a version counter with one."""
+        return self.program.shared.get(value.name, frozenset((value.name,)))
+
+    def names_left(self, gone: frozenset[int]) -> Any:
+        """Names of the saved arrays that passes without the statements `gone` need; None if there is no such pass."""
+        if gone not in self._left:
+            left = self.every - gone
+            self._left[gone] = needed_names(self.program, left) if is_left(self.program, left) else None
+        return self._left[gone]
+
+    def only(self, arrays: Any, kept: Set[str]) -> Any:
+        """Saved arrays with None in the place of those with other names; all within a memory budget, where one may be computed from another."""
+        if not kept:
+            return [None] * len(self.saved) if arrays.__class__ is list else (None,) * len(self.saved)
         if self.program.recomputation is not None:
             return arrays
-        kept = self._needed.get(gone)
-        if kept is None:
-            kept = self._needed[gone] = needed_names(self.program, every - gone)
         return tuple([array if name in kept else None for name, array in zip(self.saved, arrays, strict=True)])
 
     @functools.cached_property

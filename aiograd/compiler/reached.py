@@ -55,6 +55,19 @@ def drop_nodes(statements: Sequence[Statement], outputs: Sequence[Value]) -> Non
             wanted.update([value.name for i, value in enumerate(statement.arrays) if value is not None and is_needed(statement, i)])
 
 
+def is_left(program: Program, statements: Set[int]) -> bool:
+    """True if these statements lead from an output to an input or captured Tensor that needs a gradient."""
+    reached = {value.name for value in program.outputs}
+    for number in reversed(range(len(program.statements))):
+        statement = program.statements[number]
+        if number in statements and not reached.isdisjoint(output.name for output in statement.outputs):
+            needed = [value for i, value in enumerate(statement.arrays) if value is not None and is_needed(statement, i)]
+            if any([value.kind is not ValueKind.COMPUTED for value in needed]):
+                return True
+            reached.update(value.name for value in needed)
+    return False
+
+
 def needed_names(program: Program, statements: Set[int]) -> set[str]:
     """Names of saved values that the rules of some statements need."""
     return {

@@ -11,7 +11,9 @@ import pytest
 
 import aiograd as ag
 from aiograd.compiler.native.tiers import native_problem
+from aiograd.errors import GraphFreedError, ModifiedError
 from tests.compiler.test_random_programs import bits
+from tests.support import assert_awaiting_raises
 
 TIERS = ["numpy", pytest.param("native", marks=pytest.mark.skipif(native_problem() is not None, reason=str(native_problem())))]
 
@@ -254,3 +256,158 @@ async def test_a_gradient_with_another_name_is_read_eagerly() -> None:
         with pytest.warns(UserWarning, match="another name") if is_compiled else contextlib.nullcontext():
             found.append([bits(*await run(ag.ones(3, 4, dtype=leaves.w.dtype))) for _ in range(3)])
     assert found[0] == found[1]
+
+
+# -------------------------------------------------------------------- one pass after another
+
+
+def apart(leaves: Leaves, x: Any) -> Any:
+    """The gradients of `w` and `v` need no saved array in common."""
+    return ag.sum(ag.tanh(x * leaves.w)) + (leaves.v.exp() * 2.0).sum()
+
+
+async def to_each(leaves: Leaves, x: Any) -> Any:
+    leaves.w.grad = leaves.v.grad = None
+    loss = apart(leaves, x)
+    await loss.backward(inputs=[leaves.w])
+    await loss.backward(inputs=[leaves.v])
+    return loss, leaves.w.grad * leaves.v.grad
+
+
+async def added_up(leaves: Leaves, x: Any) -> Any:
+    """The first pass may be one native function with the rows before it, but for the pass after it."""
+    loss = apart(leaves, x)
+    await loss.backward(inputs=[leaves.w])
+    await loss.backward(inputs=[leaves.v])
+    return (loss,)
+
+
+async def by_grad(leaves: Leaves, x: Any) -> Any:
+    loss = apart(leaves, x)
+    (g,) = await ag.grad(loss, [leaves.w])
+    (h,) = await ag.grad(loss, [leaves.v])
+    return loss, g * h
+
+
+async def kept_once(leaves: Leaves, x: Any) -> Any:
+    leaves.w.grad = leaves.v.grad = None
+    loss = apart(leaves, x)
+    await loss.backward(inputs=[leaves.w], retain_graph=True)
+    await loss.backward()
+    return loss.detach() * 1.0, leaves.w.grad * leaves.v.grad
+
+
+async def without_saved_arrays(leaves: Leaves, x: Any) -> Any:
+    leaves.w.grad = leaves.v.grad = None
+    loss = (x + leaves.w - leaves.v).sum()
+    await loss.backward()
+    await loss.backward()
+    (g,) = await ag.grad(loss * 2.0 + ag.exp(loss * 0.01), [leaves.v])
+    return loss, g * leaves.w.grad
+
+
+async def beside_a_part(leaves: Leaves, x: Any) -> Any:
+    """The last pass goes to `w`, through an output of a part whose gradients are all freed; only the other one leads to `w`."""
+    leaves.w.grad = leaves.v.grad = None
+    kept, loss = leaves.v * leaves.v, (x * leaves.w * leaves.v).sum()
+    await (loss + kept.exp().sum()).backward()
+    last = (kept * 0.5 + leaves.w).sum()
+    await last.backward(inputs=[leaves.w])
+    return loss, leaves.w.grad * leaves.v.grad
+
+
+async def modified_between(leaves: Leaves, x: Any) -> Any:
+    """What the second pass needs is as it was."""
+    leaves.w.grad = leaves.v.grad = None
+    loss = (x * leaves.w**2).sum() + (leaves.v**3).sum()
+    await loss.backward(inputs=[leaves.w])
+    with ag.no_grad():
+        leaves.w -= leaves.w.grad * 0.1
+    await loss.backward(inputs=[leaves.v])
+    return loss, leaves.w.grad * leaves.v.grad
+
+
+@pytest.mark.parametrize("options", [{"tier": "numpy"}, pytest.param({"tier": "native"}, marks=TIERS[1].marks), {"memory_budget": 1.0}], ids=str)
+@pytest.mark.parametrize("step", [to_each, added_up, by_grad, kept_once, beside_a_part, without_saved_arrays, modified_between])
+async def test_passes_one_after_the_other(step: Any, options: dict[str, Any]) -> None:
+    async with ag.Engine(budget=1000.0):
+        await same(step, **options)
+
+
+def linear_at_the_end(leaves: Leaves, x: Any) -> Any:
+    return (x * leaves.w).sum() + leaves.v.sum()
+
+
+@pytest.mark.parametrize("options", [{"tier": "numpy"}, pytest.param({"tier": "native"}, marks=TIERS[1].marks), {"memory_budget": 1.0}], ids=str)
+@pytest.mark.parametrize("is_step", [False, True])
+async def test_a_pass_frees_what_the_eager_one_frees(is_step: bool, options: dict[str, Any]) -> None:
+    """After a pass to all, another finds the way to `v`, on which nothing is saved, and not the one to `w`."""
+
+    async def passed(leaves: Leaves, x: Any) -> Any:
+        loss = linear_at_the_end(leaves, x)
+        await loss.backward()
+        return loss
+
+    async with ag.Engine(budget=1000.0):
+        found = []
+        for is_compiled in (False, True):
+            leaves, rng = Leaves(), np.random.default_rng(5)
+            run = passed if is_step else linear_at_the_end
+            run = ag.compile(run, **options) if is_compiled else run
+            for _ in range(4):
+                leaves.w.grad = leaves.v.grad = None
+                loss = run(leaves, ag.tensor(rng.standard_normal((3, 4))))
+                if is_step:
+                    loss = await loss
+                else:
+                    await loss.backward(inputs=[leaves.w], retain_graph=True)
+                    await loss.backward()
+                await loss.backward(inputs=[leaves.v])
+                await assert_awaiting_raises(GraphFreedError, "second time", loss.backward(inputs=[leaves.w]))
+                await assert_awaiting_raises(GraphFreedError, "second time", loss.backward())
+                found.append((is_compiled, bits(leaves.w.grad, leaves.v.grad)))
+        assert [each for is_compiled, each in found if is_compiled] == [each for is_compiled, each in found if not is_compiled]
+
+
+async def test_a_whole_pass_frees_all_though_a_part_ran_before_it() -> None:
+    async with ag.Engine(budget=1000.0):
+        leaves, x = Leaves(), ag.ones(3, 4, dtype=np.float64)
+        for loss_of in (apart, ag.compile(apart)):
+            for _ in range(3):
+                loss = loss_of(leaves, x)
+                await loss.backward(inputs=[leaves.w], retain_graph=True)
+                await loss.backward()
+                await assert_awaiting_raises(GraphFreedError, "second time", loss.backward(inputs=[leaves.v]))
+
+
+async def test_a_pass_to_some_leaves_looks_at_what_it_computes_again() -> None:
+    """Within a budget `tanh` is computed again, of a leaf that has been modified."""
+
+    @ag.compile(memory_budget=0.7)
+    def loss_of(leaves: Leaves) -> Any:
+        return (leaves.w**2).sum() + ag.exp(ag.sin(ag.exp(ag.sin(ag.tanh(leaves.v + 1.0))))).sum()
+
+    leaves = Leaves()
+    for _ in range(2):
+        loss = loss_of(leaves)
+    (program,) = loss_of.programs
+    assert program.memory_plan.recompute
+    await loss.backward(inputs=[leaves.w])
+    with ag.no_grad():
+        leaves.v *= 2.0
+    await assert_awaiting_raises(ModifiedError, "has read", loss.backward(inputs=[leaves.v]))
+
+
+async def test_a_gradient_that_is_modified_twice_is_not_needed_by_a_pass() -> None:
+    """Its value is an output of the part whose graph the second pass runs over, which does not need it."""
+
+    async def step(leaves: Leaves, x: Any) -> Any:
+        leaves.w.grad = leaves.v.grad = None
+        await (x * leaves.w * leaves.w).sum().backward()
+        loss = (leaves.v * leaves.v).sum()
+        leaves.w.grad *= 0.5
+        leaves.w.grad *= 0.5
+        await loss.backward()
+        return loss, leaves.w.grad * 1.0
+
+    await same(step)
