@@ -4,7 +4,8 @@ Note [Where an epoch stands]
     The order of a shuffled or sampled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the
     number of batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A
     loader that continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its
-    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state behind the batches that were taken is kept.
+    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then a copy of its state behind the batches that were taken
+    is kept, between epochs too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from aiograd.array_functions.names import with_other_names
 from aiograd.data.batch_reader import BatchReader
-from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches
+from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches, state_of
 from aiograd.data.leases import BatchLeases
 from aiograd.data.ledger import BatchLedger
 from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
@@ -238,6 +239,7 @@ class DataLoader:
 
     def _enter(self, order: Generator | None, draws: Generator | None, ledger: BatchLedger, source_state: Any = None) -> Epoch:
         """Be in another epoch, or at another place of this one."""
+        before = None if self._epoch is None else self._epoch.batches
         self._leave()
         reader = self._reader()
         first = ledger.first.number
@@ -245,7 +247,7 @@ class DataLoader:
         if self._is_sequence:
             batches = SequenceBatches(reader, order, first, self._was_begun)
         else:
-            batches = StreamBatches(reader, first, source_state, self._was_begun)
+            batches = StreamBatches(reader, first, source_state, self._was_begun, before if isinstance(before, StreamBatches) else None)
         self._epoch = Epoch(batches, ledger, order, draws)
         return self._epoch
 
@@ -313,6 +315,7 @@ class DataLoader:
         epoch = self._epoch
         read: dict[str, Any] = {"batches": 0, "ahead": []} if epoch is None else epoch.ledger.state_dict()
         order, draws = (None, None) if epoch is None else (epoch.order, epoch.draws)
+        source = None if self._is_sequence else state_of(self.source) if epoch is None else epoch.batches.source_state
         return {
             "epoch": self.epoch,
             "batches": read["batches"],
@@ -320,7 +323,7 @@ class DataLoader:
             "order": None if order is None else order.state_dict(),
             "draws": None if draws is None or draws is order else draws.state_dict(),
             "generator": None if self.generator is None else self.generator.state_dict(),
-            "source": None if epoch is None else epoch.batches.source_state,
+            "source": source,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -346,9 +349,10 @@ class DataLoader:
             self.generator.load_state_dict(state["generator"])
         self.epoch = epoch
         self._resumes = order is not None or not (self.shuffle or (self.batch_sampler is not None and not ledger.first.number and not ahead))
-        self._leave()  # a loop over that epoch counts no more
         if self._resumes:
             self._enter(order, draws or order, ledger, state["source"])
+        else:
+            self._leave()
 
     def __repr__(self) -> str:
         taken = 0 if self._epoch is None else self._epoch.ledger.first.number
