@@ -4,8 +4,8 @@ Note [Where an epoch stands]
     The order of a shuffled or sampled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the
     number of batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A
     loader that continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its
-    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then a copy of its state behind the batches that were taken
-    is kept, between epochs too.
+    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then a copy of its state behind the batches that were
+    taken is kept, between epochs too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiograd.data.batch_reader import BatchReader
 from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches, state_of
 from aiograd.data.leases import BatchLeases
 from aiograd.data.ledger import BatchLedger
-from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
+from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, outcome_of, read_ahead
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.random import Generator, default_generator
 
@@ -169,8 +169,8 @@ class DataLoader:
 
     def _in_turn(self) -> Iterator[Any]:
         epoch = self._begin()
-        for read in self._reads(epoch, ReaderThreads(0)):
-            loaded = _at_once(read())
+        for read in self._reads(epoch, ReaderThreads(0, is_for_plain_loop=True)):
+            loaded = _at_once(outcome_of(read))
             if loaded is None:
                 break
             self._take(epoch)
@@ -300,7 +300,7 @@ class DataLoader:
             raise ArgumentTypeError(f"DataLoader.read: {type(self.source).__name__} is a stream; expected a source with len() and indices")
         threads = ReaderThreads(self.workers)
         try:
-            return await self._reader().rows(threads, indices, indices)
+            return await outcome_of(functools.partial(self._reader().rows, threads, indices, indices))
         finally:
             await threads.aclose()
 

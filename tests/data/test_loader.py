@@ -235,6 +235,41 @@ async def test_examples_may_be_awaited_and_given_many_at_once() -> None:
     assert await taken(DataLoader(Many(), 2)) == [[0, 100], [200, 300], [400]]
 
 
+class Wrapped:
+    """A source whose plain ``__getitem__`` gives what another one gives: of odd examples coroutines."""
+
+    def __init__(self, later: Any) -> None:
+        self.later = later
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return self.later(index) if index % 2 else index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_coroutines_of_a_plain_source_are_awaited_together(workers: int) -> None:
+    met: list[int] = []
+    both = asyncio.Event()
+
+    async def later(index: int) -> int:
+        met.append(index)
+        if len(met) == 2:  # of one batch
+            both.set()
+        await both.wait()
+        return index
+
+    loader = DataLoader(Wrapped(later), 4, workers=workers, prefetch=0)
+    assert await taken(loader) == [[0, 1, 2, 3], [4]] and met == [1, 3]
+    assert await taken(DataLoader(Wrapped(later), workers=workers)) == [0, 1, 2, 3, 4]
+    assert (await loader.read([1, 0, 3])).tolist() == [1, 0, 3]
+    if not workers:
+        assert [plain(batch) for batch in loader] == [[0, 1, 2, 3], [4]]
+        both.clear()
+        assert_raises(ArgumentTypeError, "its source or its collate function awaits something", lambda: list(loader))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_leaving_early_ends_what_reads(workers: int) -> None:
     source = Counting(100)
