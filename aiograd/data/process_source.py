@@ -31,7 +31,7 @@ class ProcessSource:
         processes: how many; each makes one example at a time.
 
     Raises:
-        ArgumentError: a name or number that makes no sense. On entering, ModeError: it is entered already; DataError: a process cannot have the source.
+        ArgumentError: a name or number that makes no sense. On entering, ModeError: it is entered already; DataError: no such source.
 
     >>> async with ag.data.ProcessSource("string:ascii_letters", processes=1) as source:
     ...     print(len(source), await source[2])
