@@ -336,7 +336,7 @@ class DataLoader:
             state: the result of `state_dict`.
 
         Raises:
-            ArgumentError: `state` is none, or one of another kind of loader: of a stream instead of a sequence, or within an epoch of batches of other
+            ArgumentError: `state` is none, or one of another kind of loader: of a stream instead of a sequence, or in mid-epoch of other batches or
                 examples. Nothing has changed.
         """
         self._change_to(state)()
