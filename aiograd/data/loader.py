@@ -377,7 +377,7 @@ class DataLoader:
         return change
 
     def _kind(self) -> dict[str, Any]:
-        """What a place depends on, but for the order."""
+        """The properties of the loader on which a place depends, but for the order."""
         examples = None
         if self._is_sequence:
             with contextlib.suppress(Exception):  # not known now, as of a ProcessSource that is not entered
