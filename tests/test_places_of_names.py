@@ -23,10 +23,11 @@ def test_imports_as_a_script_writes_them() -> None:
     import aiograd.optim.lr_scheduler as lr_scheduler
     from aiograd.nn.utils import clip_grad_norm_
     from aiograd.optim.lr_scheduler import StepLR
-    from aiograd.utils.data import DataLoader, Dataset, TensorDataset
+    from aiograd.utils.data import DataLoader, Dataset, Subset, TensorDataset, random_split
 
     assert aiograd.nn.utils is nn.utils and DataLoader is ag.data.DataLoader is ag.utils.data.DataLoader and lr_scheduler is optim.lr_scheduler
     assert clip_grad_norm_ is optim.clip_grad_norm_ and StepLR is optim.StepLR and issubclass(TensorDataset, Dataset)
+    assert random_split is ag.data.random_split and issubclass(Subset, Dataset)
 
 
 def test_every_schedule_is_in_its_module() -> None:

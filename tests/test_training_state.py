@@ -168,3 +168,28 @@ async def test_saves_that_are_begun_together_leave_the_last(tmp_path: Path, monk
         await asyncio.gather(*saves)
     assert ag.load(tmp_path / "run.safetensors")["generator"] == generator.state_dict()
     assert [each.name for each in tmp_path.iterdir()] == ["run.safetensors"]
+
+
+@pytest.mark.parametrize("refuses", ["model", "valid", "default_generator"])
+async def test_a_refused_state_does_not_move_a_loader_whatever_part_refuses_it(refuses: str) -> None:
+    def make() -> ag.TrainingState:
+        loaders = {name: ag.data.DataLoader(iter(range(9)), 2, prefetch=0, generator=ag.Generator(1)) for name in ("train", "valid")}
+        return ag.TrainingState(**loaders, model=nn.Linear(1, 1))
+
+    other, state = make(), make()
+    train = state.parts["train"]
+    leases = train.leases()
+    async with await anext(leases):
+        pass
+    lease = await anext(leases)
+    before = state.state_dict()["train"]
+    wrong: dict[str, Any] = {**other.state_dict(), refuses: {}}
+    assert_raises(ArgumentError, None, state.load_state_dict, wrong)
+    assert state.state_dict()["train"] == before
+    async with lease as batch:
+        assert batch.tolist() == [2, 3]
+    async with await anext(leases) as batch:
+        assert batch.tolist() == [4, 5], "the iterator goes on"
+    await leases.aclose()
+    state.load_state_dict(make().state_dict())
+    assert train.state_dict()["batches"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,12 @@ class BatchReader:
         if self.is_async:
             return await together(self.source[i] for i in indices)
         if threads.count:
-            return await threads.call(lambda: [self.source[i] for i in indices])
+            return await _awaited(await threads.call(lambda: [self.source[i] for i in indices]), threads)
         found = []
         for i in indices:
             found.append(self.source[i])
             await asyncio.sleep(0)  # the loop's turn between two examples
-        return found
+        return await _awaited(found, threads)
 
     async def example(self, threads: ReaderThreads, index: int) -> Any:
         """One example of a sequence, collated by itself."""
@@ -77,3 +78,19 @@ class BatchReader:
         if not len(examples) and self.collate is None:
             return await threads.call(without_rows, like[0])
         return await threads.call(self.collate or stacked, examples)
+
+
+async def _awaited(examples: list[Any], threads: ReaderThreads) -> list[Any]:
+    """Examples, of which a plain ``__getitem__`` has returned some as coroutines; these run together where there is time."""
+    coroutines = [each for each in examples if inspect.iscoroutine(each)]
+    if not coroutines:
+        return examples
+    if threads.is_for_plain_loop:
+        try:
+            results = iter([await each for each in coroutines])
+        finally:
+            for each in coroutines:
+                each.close()
+    else:
+        results = iter(await together(coroutines))
+    return [next(results) if inspect.iscoroutine(each) else each for each in examples]

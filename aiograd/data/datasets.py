@@ -1,10 +1,19 @@
-"""Sources that scripts take for granted: a base class, and tensors side by side. Anything with ``__getitem__`` and ``__len__`` serves as well."""
+"""Sources that scripts take for granted: a base class, tensors side by side, and parts of a source.
+
+Anything with ``__getitem__`` and ``__len__`` serves as well.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from aiograd.errors import ArgumentError, ArgumentTypeError
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.tensor import Tensor
 
 
@@ -68,3 +77,81 @@ class TensorDataset(Dataset):
             A Tensor of each.
         """
         return tuple(tensor[index] for tensor in self.tensors)
+
+
+class Subset(Dataset):
+    """The examples of a source at some indices.
+
+    Args:
+        dataset: a sequence of examples; where its examples are awaited, those of the subset are, too.
+        indices: ints in any order, also several times; negative ones count from the end.
+
+    Attributes:
+        dataset, indices: as given, the indices as a list.
+
+    Raises:
+        ArgumentTypeError: the source has no length, or indices that are no ints. IndexRangeError: there is no example at an index.
+
+    >>> rows = ag.data.Subset("abcd", [2, 0, -1])
+    >>> len(rows), rows[0], rows[2]
+    (3, 'c', 'd')
+    """
+
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise ArgumentTypeError(f"Subset: expected a source with len() and indices, found {type(dataset).__name__}")
+        places = np.asarray(indices.tolist() if hasattr(indices, "tolist") else list(indices))
+        places = places if places.size else np.zeros(0, np.int64)
+        if places.ndim != 1 or places.dtype.kind not in "iu":
+            raise ArgumentTypeError(f"Subset: expected indices that are ints, found {places.dtype} of shape {list(places.shape)}")
+        count = len(dataset)
+        wrong = places[(places < -count) | (places >= count)]
+        if len(wrong):
+            raise IndexRangeError(f"Subset: found index {wrong[0]}, but {type(dataset).__name__} has {count} examples")
+        self.dataset: Any = dataset
+        self.indices: list[int] = places.tolist()
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = lambda found: dataset.__getitems__([self.indices[i] for i in found])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The example at `index` of the subset.
+
+        Args:
+            index: an int.
+
+        Returns:
+            The example of the source, or a coroutine of it.
+        """
+        return self.dataset[self.indices[index]]
+
+
+def random_split(dataset: Any, lengths: Sequence[float], generator: Generator | None = None) -> list[Subset]:
+    """Parts of a source that have no example in common, drawn at random.
+
+    Args:
+        dataset: a sequence of examples.
+        lengths: examples of each part, together all; or fractions that sum to 1: each rounded down, and what is left one by one to the first parts.
+        generator: draws the order; None: the default generator.
+
+    Returns:
+        A `Subset` for each length.
+
+    Raises:
+        ArgumentError: lengths that are negative or do not sum to the length of the source, or to 1. ArgumentTypeError: a source without a length.
+
+    >>> train, valid = ag.data.random_split(range(10), [0.75, 0.25], ag.Generator(0))
+    >>> len(train), len(valid), sorted([*train, *valid])
+    (8, 2, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    """
+    count, sizes = len(Subset(dataset, []).dataset), list(lengths)
+    if any(isinstance(part, (float, np.floating)) for part in lengths) and math.isclose(sum(lengths), 1) and min(lengths) >= 0:
+        sizes = [math.floor(count * part) for part in lengths]
+        rest = count - sum(sizes)
+        sizes = [size + (i < rest) for i, size in enumerate(sizes)]
+    if any(not isinstance(size, (int, np.integer)) or size < 0 for size in sizes) or sum(sizes) != count:
+        raise ArgumentError(f"random_split: found lengths {list(lengths)} for {count} examples; expected ints that sum to {count}, or fractions to 1")
+    order = (generator or default_generator()).permutation(count).tolist()
+    return [Subset(dataset, order[end - size : end]) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]

@@ -12,6 +12,7 @@ Note [Where a stream stands]
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -114,9 +115,10 @@ class StreamBatches:
         first: number of the first batch that is read.
         source_state: state of the source behind the batch before; None: it has none.
         was_begun: True if the source has been read from before.
+        before: the batches that were read from the source before, which read no more where it has a state; None: there are none.
     """
 
-    def __init__(self, reader: BatchReader, first: int, source_state: Any, was_begun: bool) -> None:
+    def __init__(self, reader: BatchReader, first: int, source_state: Any, was_begun: bool, before: StreamBatches | None) -> None:
         self._reader = reader
         self._iterator: Any = None
         #: the batch that the iterator is in, its examples so far, and the number of examples to leave out before them
@@ -133,15 +135,21 @@ class StreamBatches:
         self.is_leased = False
         #: batches that are not read, and states of the source behind batches, both by number
         self._buffer: dict[int, list[Any]] = {}
-        self._states = {first - 1: source_state}
+        self._states = {first - 1: copy.deepcopy(source_state)}
         self._first = first
         self._turn: asyncio.Lock | None = None
         self._turn_loop: Any = None
+        self._is_left = False
+        if before is not None and hasattr(reader.source, "state_dict"):
+            before._is_left = True
+        #: the call of an earlier epoch that still reads
+        self._call_before: Future[Any] | None = None if before is None else before._call or before._call_before
 
     @property
     def source_state(self) -> Any:
-        """The state of the source behind the batches that were read; None: it has none."""
-        return self._states.get(self._first - 1) if self._first else None
+        """The state of the source behind the batches that were read, which does not change with it; None: it has none."""
+        state = self._states.get(self._first - 1)
+        return state_of(self._reader.source) if state is None and not self._first else copy.deepcopy(state)
 
     async def read(self, threads: ReaderThreads, number: int, rank: int = 0, size: int = 1) -> LoadedBatch | None:
         """Read the rows of a rank of a batch; None behind the end."""
@@ -190,7 +198,7 @@ class StreamBatches:
                 self._examples.append(example)
         examples, self._examples = self._examples, []
         if examples and (len(examples) == self._batch_size or not self._reader.drop_last):
-            self._states[self._number] = self._state_of_source()
+            self._states[self._number] = state_of(self._reader.source)
             self._buffer[self._number] = examples
             self._number += 1
 
@@ -200,12 +208,19 @@ class StreamBatches:
         loop = asyncio.get_running_loop() if is_async else None
         if loop is not self._iterator_loop:
             self._iterator = self._pull = None  # an asynchronous iterator ends with its loop
+        if self._call_before is not None and not self._call_before.done():
+            earlier = asyncio.wrap_future(self._call_before)
+            earlier.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([earlier])
+        self._call_before = None
         if self._iterator is None:
             self._go_to_place()
             self._iterator_loop = loop
             self._iterator = aiter(source) if is_async else await threads.call(iter, source)
         if not is_async:
             await asyncio.sleep(0)  # the loop's turn between two examples
+        if self._is_left:
+            return _END
         if is_async and self.is_leased and self._is_iterator:
             return await self._kept_pull()
         if threads.count and not is_async:
@@ -253,7 +268,7 @@ class StreamBatches:
         source, state = self._reader.source, self._states.get(self._number - 1)
         self._examples, self._skip, self._call = [], 0, None
         if state is not None:
-            source.load_state_dict(state)
+            source.load_state_dict(copy.deepcopy(state))
             return
         self._skip = self._number * self._batch_size
         if self._is_iterator and (self._has_started or (self._was_begun and self._skip)):
@@ -264,11 +279,7 @@ class StreamBatches:
             )
         self._has_started = True
         if not self._skip:
-            self._states[self._number - 1] = self._state_of_source()
-
-    def _state_of_source(self) -> Any:
-        source = self._reader.source
-        return source.state_dict() if hasattr(source, "state_dict") else None
+            self._states[self._number - 1] = state_of(source)
 
 
 async def _pulled(iterator: Any) -> Any:
@@ -327,6 +338,11 @@ class Epoch:
         places, self.unentered = list(self.unentered), {}
         for place in places:
             self.ledger.give_back(place)
+
+
+def state_of(source: Any) -> Any:
+    """A copy of the state of a stream; None: it has none."""
+    return copy.deepcopy(source.state_dict()) if hasattr(source, "state_dict") else None
 
 
 def _seed_of(generator: Generator) -> tuple[Any, tuple[int, ...]]:

@@ -176,7 +176,7 @@ def _places(length: int | None, state: Any) -> tuple[BatchPlace, set[BatchPlace]
         raise ArgumentError(f"{expected}, found {sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__}")
     try:
         first, *read = (BatchPlace(int(epoch), int(number)) for epoch, number in [(state["epoch"], state["batches"]), *state["ahead"]])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{expected}; its values are no places ({error})") from None
     for place in (first, *read):
         is_outside = length is not None and place.number >= length

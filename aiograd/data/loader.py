@@ -4,11 +4,14 @@ Note [Where an epoch stands]
     The order of a shuffled or sampled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the
     number of batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A
     loader that continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its
-    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state behind the batches that were taken is kept.
+    beginning up to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then a copy of its state behind the batches that were
+    taken is kept, between epochs too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +21,10 @@ import numpy as np
 
 from aiograd.array_functions.names import with_other_names
 from aiograd.data.batch_reader import BatchReader
-from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches
+from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches, state_of
 from aiograd.data.leases import BatchLeases
 from aiograd.data.ledger import BatchLedger
-from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
+from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, outcome_of, read_ahead
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.random import Generator, default_generator
 
@@ -168,8 +171,8 @@ class DataLoader:
 
     def _in_turn(self) -> Iterator[Any]:
         epoch = self._begin()
-        for read in self._reads(epoch, ReaderThreads(0)):
-            loaded = _at_once(read())
+        for read in self._reads(epoch, ReaderThreads(0, is_for_plain_loop=True)):
+            loaded = _at_once(outcome_of(read))
             if loaded is None:
                 break
             self._take(epoch)
@@ -238,6 +241,7 @@ class DataLoader:
 
     def _enter(self, order: Generator | None, draws: Generator | None, ledger: BatchLedger, source_state: Any = None) -> Epoch:
         """Be in another epoch, or at another place of this one."""
+        before = None if self._epoch is None else self._epoch.batches
         self._leave()
         reader = self._reader()
         first = ledger.first.number
@@ -245,7 +249,7 @@ class DataLoader:
         if self._is_sequence:
             batches = SequenceBatches(reader, order, first, self._was_begun)
         else:
-            batches = StreamBatches(reader, first, source_state, self._was_begun)
+            batches = StreamBatches(reader, first, source_state, self._was_begun, before if isinstance(before, StreamBatches) else None)
         self._epoch = Epoch(batches, ledger, order, draws)
         return self._epoch
 
@@ -298,7 +302,7 @@ class DataLoader:
             raise ArgumentTypeError(f"DataLoader.read: {type(self.source).__name__} is a stream; expected a source with len() and indices")
         threads = ReaderThreads(self.workers)
         try:
-            return await self._reader().rows(threads, indices, indices)
+            return await outcome_of(functools.partial(self._reader().rows, threads, indices, indices))
         finally:
             await threads.aclose()
 
@@ -313,6 +317,7 @@ class DataLoader:
         epoch = self._epoch
         read: dict[str, Any] = {"batches": 0, "ahead": []} if epoch is None else epoch.ledger.state_dict()
         order, draws = (None, None) if epoch is None else (epoch.order, epoch.draws)
+        source = None if self._is_sequence else state_of(self.source) if epoch is None else epoch.batches.source_state
         return {
             "epoch": self.epoch,
             "batches": read["batches"],
@@ -320,7 +325,8 @@ class DataLoader:
             "order": None if order is None else order.state_dict(),
             "draws": None if draws is None or draws is order else draws.state_dict(),
             "generator": None if self.generator is None else self.generator.state_dict(),
-            "source": None if epoch is None else epoch.batches.source_state,
+            "source": source,
+            "kind": self._kind(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -330,25 +336,72 @@ class DataLoader:
             state: the result of `state_dict`.
 
         Raises:
-            ArgumentError: `state` is none, or one of another kind of loader; nothing has changed.
+            ArgumentError: `state` is none, or one of another kind of loader: of a stream instead of a sequence, or in mid-epoch of other batches or
+                examples. Nothing has changed.
         """
+        self._change_to(state)()
+
+    def _change_to(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Check a state; returns a function that goes there, which does not fail."""
         if not isinstance(state, Mapping) or not _KEYS <= state.keys() <= _KEYS | _LATER_KEYS:
             raise ArgumentError("DataLoader.load_state_dict: expected epoch, batches, order, generator and source, as state_dict() returns them")
         if (state["generator"] is None) != (self.generator is None) or (state["order"] is not None and not self._draws_order):
             raise ArgumentError("DataLoader.load_state_dict: one of the two loaders shuffles, or has a generator of its own, and the other has not")
         try:
             epoch, ahead = int(state["epoch"]), [[int(state["epoch"]), number] for number in state.get("ahead", ())]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ArgumentError(f"DataLoader.load_state_dict: epoch or ahead are no numbers ({error})") from None
         ledger = BatchLedger(None, {"epoch": epoch, "batches": state["batches"], "ahead": ahead})
-        order, draws = (None if each is None else Generator(0).load_state_dict(each) for each in (state["order"], state.get("draws")))
-        if self.generator is not None:
-            self.generator.load_state_dict(state["generator"])
-        self.epoch = epoch
-        self._resumes = order is not None or not (self.shuffle or (self.batch_sampler is not None and not ledger.first.number and not ahead))
-        self._leave()  # a loop over that epoch counts no more
-        if self._resumes:
-            self._enter(order, draws or order, ledger, state["source"])
+        is_within = ledger.first.number > 0 or bool(ahead)
+        self._check_kind(state.get("kind"), is_within)
+        if state["source"] is not None and (self._is_sequence or not hasattr(self.source, "load_state_dict")):
+            raise ArgumentError(
+                f"DataLoader.load_state_dict: the state has one of its source, but {type(self.source).__name__} "
+                f"{'is a sequence' if self._is_sequence else 'has no load_state_dict()'}; expected the state of a loader of such a source"
+            )
+        order, draws, own = (
+            None if each is None else Generator(0).load_state_dict(each) for each in (state["order"], state.get("draws"), state["generator"])
+        )
+        source = copy.deepcopy(state["source"])
+
+        def change() -> None:
+            if self.generator is not None and own is not None:
+                self.generator.load_state_dict(own.state_dict())
+            self.epoch = epoch
+            self._resumes = order is not None or not (self.shuffle or (self.batch_sampler is not None and not is_within))
+            if self._resumes:
+                self._enter(order, draws or order, ledger, source)
+            else:
+                self._leave()
+
+        return change
+
+    def _kind(self) -> dict[str, Any]:
+        """The properties of the loader on which a place depends, but for the order."""
+        examples = None
+        if self._is_sequence:
+            with contextlib.suppress(Exception):  # not known now, as of a ProcessSource that is not entered
+                examples = len(self.source)
+        return {
+            "source": "sequence" if self._is_sequence else "stream",
+            "examples": examples,
+            "batch_size": None if self.batch_size is None else int(self.batch_size),
+            "sampler": self.batch_sampler is not None,
+        }
+
+    def _check_kind(self, found: Any, is_within: bool) -> None:
+        """Raise if a place of another kind is none here; a place between epochs is one for batches of any size."""
+        own = self._kind()
+        if found is None:  # of a state from before there were kinds
+            return
+        if not isinstance(found, Mapping) or found.keys() != own.keys():
+            raise ArgumentError(f"DataLoader.load_state_dict: found kind {found!r}; expected {sorted(own)}, as state_dict() returns them")
+        for name in own if is_within else ("source",):
+            if own[name] != found[name] and (name != "examples" or None not in (own[name], found[name])):
+                raise ArgumentError(
+                    f"DataLoader.load_state_dict: the state is of a loader with {name}={found[name]!r}, and this one has {name}={own[name]!r}, so "
+                    "examples would be repeated or left out; load it into a loader that is made as the one that was saved"
+                )
 
     def __repr__(self) -> str:
         taken = 0 if self._epoch is None else self._epoch.ledger.first.number
@@ -356,8 +409,8 @@ class DataLoader:
         return f"DataLoader({type(self.source).__name__}{size}, epoch={self.epoch}, batches={taken})"
 
 
-#: keys of every state, and keys that are missing in states from before there were leases
-_KEYS, _LATER_KEYS = {"epoch", "batches", "order", "generator", "source"}, {"ahead", "draws"}
+#: keys of every state, and keys that are missing in states of earlier releases
+_KEYS, _LATER_KEYS = {"epoch", "batches", "order", "generator", "source"}, {"ahead", "draws", "kind"}
 
 
 def _is_count(number: Any) -> bool:

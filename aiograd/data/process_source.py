@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiograd.data.frames import HEADER, SHOWN, index_frame, unpacked
-from aiograd.errors import ArgumentError, DataError
+from aiograd.errors import ArgumentError, DataError, ModeError
 
 
 class ProcessSource:
@@ -31,7 +31,7 @@ class ProcessSource:
         processes: how many; each makes one example at a time.
 
     Raises:
-        ArgumentError: a name or number that makes no sense.
+        ArgumentError: a name or number that makes no sense. On entering, ModeError: it is entered already; DataError: no such source.
 
     >>> async with ag.data.ProcessSource("string:ascii_letters", processes=1) as source:
     ...     print(len(source), await source[2])
@@ -43,6 +43,7 @@ class ProcessSource:
             raise ArgumentError(f"ProcessSource({name!r}, {processes!r}): expected 'module:object' and at least one process")
         self.name = name
         self.processes = processes
+        self._is_entered = False
         self._started: list[asyncio.subprocess.Process] = []
         self._idle: asyncio.Queue[asyncio.subprocess.Process] | None = None
         #: None until the processes have said it
@@ -51,6 +52,9 @@ class ProcessSource:
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise ModeError(f"entering ProcessSource({self.name!r}), which is entered already: its processes run; share it, or make another one")
+        self._is_entered = True
         path = os.pathsep.join([*(each or os.getcwd() for each in sys.path)])
         try:
             for _ in range(self.processes):
@@ -79,7 +83,7 @@ class ProcessSource:
         >>> source = ag.data.ProcessSource("string:ascii_letters", processes=1)
         >>> await source.aclose()
         """
-        started, self._started, self._idle = self._started, [], None
+        started, self._started, self._idle, self._is_entered = self._started, [], None, False
         for process in started:
             if process.returncode is None:
                 process.kill()

@@ -18,10 +18,12 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiograd.errors import ArgumentError
 from aiograd.running.exceptions import call_for_future
+
+T = TypeVar("T")
 
 
 class LoadedBatch(NamedTuple):
@@ -36,10 +38,16 @@ Read = Callable[[], Awaitable[LoadedBatch | None]]
 
 
 class ReaderThreads:
-    """Threads that read, or none: then reads happen on the event loop."""
+    """Threads that read, or none: then reads happen on the event loop.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        workers: how many.
+        is_for_plain_loop: True if a plain ``for`` reads, in which nothing can be waited for.
+    """
+
+    def __init__(self, workers: int, is_for_plain_loop: bool = False) -> None:
         self.count = workers
+        self.is_for_plain_loop = is_for_plain_loop
         self._executor = ThreadPoolExecutor(workers, "aiograd-data") if workers else None
         self._running: set[Future[Any]] = set()
 
@@ -83,7 +91,7 @@ async def read_ahead(reads: Iterator[Read], prefetch: int) -> AsyncIterator[Load
     try:
         while True:
             while len(pending) <= prefetch and (read := next(reads, None)) is not None:
-                pending.append(asyncio.ensure_future(_of(read)))
+                pending.append(asyncio.ensure_future(outcome_of(read)))
             if not pending:
                 return
             loaded = await pending[0]
@@ -91,7 +99,7 @@ async def read_ahead(reads: Iterator[Read], prefetch: int) -> AsyncIterator[Load
             if loaded is None:
                 return
             while len(pending) < prefetch and (read := next(reads, None)) is not None:  # while the consumer works
-                pending.append(asyncio.ensure_future(_of(read)))
+                pending.append(asyncio.ensure_future(outcome_of(read)))
             yield loaded
     finally:
         for task in pending:
@@ -99,8 +107,12 @@ async def read_ahead(reads: Iterator[Read], prefetch: int) -> AsyncIterator[Load
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _of(read: Read) -> LoadedBatch | None:
-    return await read()
+async def outcome_of(read: Callable[[], Awaitable[T]]) -> T:
+    """The outcome of a read: with a RuntimeError in the place of StopAsyncIteration, which would pass for the end of the loop over the batches."""
+    try:
+        return await read()
+    except StopAsyncIteration as error:
+        raise RuntimeError("DataLoader: the source, the batch sampler or the collate function raised StopAsyncIteration") from error
 
 
 class ReadAhead:
@@ -129,7 +141,7 @@ class ReadAhead:
         """
         for each in (number, *ahead):
             if each not in self._tasks:
-                started = self._loop.create_task(_of(functools.partial(self._read, each)), name=f"aiograd:batch {each}")
+                started = self._loop.create_task(outcome_of(functools.partial(self._read, each)), name=f"aiograd:batch {each}")
                 started.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no call asks for it
                 self._tasks[each] = started
         task = self._tasks[number]

@@ -80,16 +80,21 @@ class TrainingState:
         if not isinstance(state, Mapping) or state.keys() != expected:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ArgumentError(f"TrainingState: found {found}, expected the parts {sorted(expected)}")
+        changes = {name: part._change_to(state[name]) for name, part in self.parts.items() if hasattr(part, "_change_to")}
         before = map_tree(lambda tensor: tensor.clone(), self.state_dict(), TensorCore)
         done: list[Any] = []
         try:
             for name, part in [*self.parts.items(), (_RANDOM, default_generator())]:
+                if name in changes:
+                    continue
                 done.append((name, part))
                 part.load_state_dict(state[name])
         except BaseException:
             for name, part in done:
                 part.load_state_dict(before[name])
             raise
+        for change in changes.values():  # of loaders, which cannot be put back to a stream's place or into a loop that runs
+            change()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a file, replacing an older one atomically. Blocks while it writes; see `asave`.

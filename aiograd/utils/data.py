@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiograd.data import DataLoader, Dataset, TensorDataset, collate
+from aiograd.data import DataLoader, Dataset, Subset, TensorDataset, collate, random_split
 
 default_collate = collate
 
-__all__ = ["DataLoader", "Dataset", "TensorDataset", "collate", "default_collate"]
+__all__ = ["DataLoader", "Dataset", "Subset", "TensorDataset", "collate", "default_collate", "random_split"]

@@ -18,7 +18,7 @@ import aiograd as ag
 from aiograd.data import DataLoader
 from aiograd.errors import ArgumentError, DataError, ModeError
 from tests.data.test_loader import AsyncStream, Counting, Resumable, Stream, plain, taken
-from tests.support import assert_raises, cancel
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 
 
 class Committed(Exception):
@@ -379,6 +379,52 @@ async def test_an_error_of_the_source_comes_in_its_turn_and_the_batch_again(work
     with pytest.raises(DataError, match="reading batch 2 of generator, which is an iterator"):
         await leased(loader)
     assert loader.state_dict()["batches"] == 2 and loader.epoch == 0
+
+
+class StoppingAt:
+    """A sequence, a sampler and a collate function, of which one raises StopIteration or StopAsyncIteration at example 5."""
+
+    def __init__(self, place: str, kind: type[Exception], is_async: bool) -> None:
+        self.place, self.kind, self.is_async = place, kind, is_async
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.later(index) if self.is_async else self.at("example", index)
+
+    async def later(self, index: int) -> int:
+        return self.at("example", index)
+
+    def at(self, place: str, index: int) -> int:
+        if place == self.place and index == 5:
+            raise self.kind("of the source")
+        return index
+
+    def sampled(self) -> Iterator[Any]:
+        yield from ([i, i + 1] for i in range(0, 8, 2) if self.at("sampler", i + 1) + 1)
+
+    def collated(self, examples: list[int]) -> list[int]:
+        return [self.at("collate", index) for index in examples]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+@pytest.mark.parametrize(("place", "is_async"), [("example", False), ("example", True), ("collate", False), ("sampler", False)])
+async def test_an_error_that_means_the_end_elsewhere_does_not_end_the_epoch(place: str, is_async: bool, kind: Any, workers: int) -> None:
+    source = StoppingAt(place, kind, is_async)
+    order: dict[str, Any] = {"batch_sampler": source.sampled()} if place == "sampler" else {"batch_size": 2}
+    loader = DataLoader(source, collate=source.collated, workers=workers, **order)
+    with pytest.raises(RuntimeError, match="Stop"):
+        await leased(loader)
+    assert loader.state_dict()["batches"] == 2 and loader.epoch == 0
+    source.place = ""
+    if place != "sampler":
+        assert await leased(loader) == [[4, 5], [6, 7]] and loader.epoch == 1
+        source.place = place
+        await assert_awaiting_raises(RuntimeError, "Stop", loader.read([4, 5]))
+        if not workers:
+            assert_raises(RuntimeError, "Stop", lambda: list(loader))
 
 
 async def test_an_iterator_cannot_go_back_to_a_place() -> None:

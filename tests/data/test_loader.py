@@ -235,6 +235,41 @@ async def test_examples_may_be_awaited_and_given_many_at_once() -> None:
     assert await taken(DataLoader(Many(), 2)) == [[0, 100], [200, 300], [400]]
 
 
+class Wrapped:
+    """A source whose plain ``__getitem__`` gives what another one gives: of odd examples coroutines."""
+
+    def __init__(self, later: Any) -> None:
+        self.later = later
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return self.later(index) if index % 2 else index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_coroutines_of_a_plain_source_are_awaited_together(workers: int) -> None:
+    met: list[int] = []
+    both = asyncio.Event()
+
+    async def later(index: int) -> int:
+        met.append(index)
+        if len(met) == 2:  # of one batch
+            both.set()
+        await both.wait()
+        return index
+
+    loader = DataLoader(Wrapped(later), 4, workers=workers, prefetch=0)
+    assert await taken(loader) == [[0, 1, 2, 3], [4]] and met == [1, 3]
+    assert await taken(DataLoader(Wrapped(later), workers=workers)) == [0, 1, 2, 3, 4]
+    assert (await loader.read([1, 0, 3])).tolist() == [1, 0, 3]
+    if not workers:
+        assert [plain(batch) for batch in loader] == [[0, 1, 2, 3], [4]]
+        both.clear()
+        assert_raises(ArgumentTypeError, "its source or its collate function awaits something", lambda: list(loader))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 async def test_leaving_early_ends_what_reads(workers: int) -> None:
     source = Counting(100)
@@ -392,3 +427,55 @@ def test_collate() -> None:
 async def test_a_progress_bar_counts_the_batches(capsys: pytest.CaptureFixture[str]) -> None:
     assert [plain(batch) async for batch in ag.progress(DataLoader(range(6), 2), "epoch 1")] == [[0, 1], [2, 3], [4, 5]]
     assert "epoch 1: 100%" in capsys.readouterr().err
+
+
+def test_a_state_of_another_kind_of_loader_is_refused_before_anything_changes() -> None:
+    def begun(make: Any) -> DataLoader:
+        loader: DataLoader = make()
+        next(iter(loader))
+        return loader
+
+    makers: dict[str, Any] = {
+        "twos": lambda: DataLoader(range(12), 2, generator=Generator(3)),
+        "threes": lambda: DataLoader(range(12), 3, generator=Generator(3)),
+        "more": lambda: DataLoader(range(14), 2, generator=Generator(3)),
+        "one by one": lambda: DataLoader(range(12), generator=Generator(3)),
+        "sampled": lambda: DataLoader(range(12), batch_sampler=[[0, 1], [2]], generator=Generator(3)),
+        "stream": lambda: DataLoader(Stream(12), 2, generator=Generator(3)),
+        "resumable": lambda: DataLoader(Resumable(), 2, generator=Generator(3)),
+        "resumable of threes": lambda: DataLoader(Resumable(), 3, generator=Generator(3)),
+    }
+    streams = {"stream", "resumable", "resumable of threes"}
+    for name, make in makers.items():
+        for other, of_other in makers.items():
+            loader, state, between = begun(make), begun(of_other).state_dict(), of_other().state_dict()
+            before = loader.state_dict()
+            if {name, other} <= {"stream", "resumable"}:
+                expected = (name, other) == ("stream", "resumable")
+            else:
+                expected = name != other
+            if expected:
+                assert_raises(ArgumentError, "DataLoader.load_state_dict", loader.load_state_dict, state)
+                assert loader.state_dict() == before
+            else:
+                loader.load_state_dict(state)
+            if (name in streams) == (other in streams) and (name, other[:9]) != ("stream", "resumable"):
+                loader.load_state_dict(between)  # an epoch that begins may have other batches
+            elif expected:
+                assert_raises(ArgumentError, "DataLoader.load_state_dict", loader.load_state_dict, between)
+                assert loader.state_dict() == before
+    for wrong in ({"kind": 3}, {"kind": {}}, {"epoch": float("inf")}, {"batches": float("inf")}, {"source": {"place": 3}}):
+        assert_raises(ArgumentError, None, begun(makers["twos"]).load_state_dict, {**begun(makers["twos"]).state_dict(), **wrong})
+
+
+def test_a_source_whose_length_is_not_known_takes_a_state() -> None:
+    class Unknown(Counting):
+        def __len__(self) -> int:
+            raise OSError("not there yet")
+
+    loader = DataLoader(range(12), 2)
+    next(iter(loader))
+    other = DataLoader(Unknown(12), 2)
+    other.load_state_dict(loader.state_dict())
+    assert other.state_dict()["batches"] == 1 and other.state_dict()["kind"]["examples"] is None
+    loader.load_state_dict(other.state_dict())

@@ -13,7 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.data import DataLoader, ProcessSource
-from aiograd.errors import ArgumentError, DataError
+from aiograd.errors import ArgumentError, DataError, ModeError
 from tests.support import assert_awaiting_raises, cancel
 
 SOURCE = '''
@@ -102,6 +102,20 @@ async def test_a_read_that_is_cancelled_leaves_the_process_in_order() -> None:
         await asyncio.sleep(0)
         await cancel(task)
         assert (await source[2])[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.proc
+async def test_a_source_is_entered_once_at_a_time() -> None:
+    source = ProcessSource("mine:made", 1)
+    entering = asyncio.ensure_future(source.__aenter__())
+    await asyncio.sleep(0)
+    for _ in range(2):  # while its processes start, and while they run
+        await assert_awaiting_raises(ModeError, "entered already: its processes run; share it, or make another one", source.__aenter__())
+        await entering
+    assert (await source[1])[0].tolist() == [1, 1, 1] and len(source._started) == 1
+    await source.aclose()
+    async with source:
+        assert (await source[2])[0].tolist() == [2, 2, 2], "it can be entered again"
 
 
 @pytest.mark.proc
