@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -360,6 +361,39 @@ async def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again(virtual_
             Fragile.short = 3
             await optimizer.step(ctx)
             assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+async def test_a_worker_that_is_short_of_memory_within_a_step_updates_nothing_twice(virtual_clock: VirtualClock, place: int) -> None:
+    """Before it has updated a parameter the step is taken again, else all have to be restored."""
+    short = [place]
+
+    def initial(optimizer: Any, name: str, parameter: Any, group: Any, original: Any = ag.optim.Adam._initial) -> Any:
+        short[0] -= 1
+        if short[0] == -1:
+            raise MemoryError("no room")
+        return original(optimizer, name, parameter, group)
+
+    first, second, model = leaf(*[1.0] * 3000), leaf(2.0, 3.0), [leaf(*[1.0] * 3000), leaf(2.0, 3.0)]
+    local = ag.optim.Adam(model, lr=0.1)
+    await (model[0].sum() + model[1].sum()).backward()
+    local.step()
+    async with workers("a", service=service) as (a,):
+        optimizer = dist.DistributedOptimizer(a, "Adam", [first, second], lr=0.1)
+        async with a.context() as ctx:
+            await ctx.backward(first.sum() + second.sum())
+            with mock.patch.object(ag.optim.Adam, "_initial", initial):
+                if place < 2:
+                    await optimizer.step(ctx)
+                else:
+                    for _ in range(2):
+                        with pytest.raises(StepError, match="step 1 has failed when some parameters were updated: they would be updated twice"):
+                            await optimizer.step(ctx)
+            assert values(first) == values(model[0]) and (values(second) == values(model[1])) is (place < 2)
+            if place < 2:
+                await optimizer.step(ctx)
+                local.step()
+                assert values(first) == values(model[0])
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:
