@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
+from unittest.mock import DEFAULT
 
 import numpy as np
 import pytest
@@ -296,6 +297,34 @@ async def test_a_step_that_no_worker_has_confirmed_is_not_asked_for_again_with_o
                     await optimizer.step(ctx)
                 assert not Fragile.steps
         assert optimizer.steps == 1 and len(Fragile.steps) == 2
+
+
+@pytest.mark.parametrize("method", ["load_state_dict", "restore"])
+async def test_gradients_of_a_step_that_failed_are_in_no_step_after_a_restore(method: str) -> None:
+    """One worker has taken the step and cleared them, the other one still has them."""
+    async with workers("a", "b", "c", service=service) as (a, *others):
+        modules = [await made(a, "b", 2.0), await made(a, "c", 3.0)]
+        layers = [worker._objects.table._held[module.ref.key].value for worker, module in zip(others, modules, strict=True)]
+        optimizer = dist.DistributedOptimizer(a, "SGD", modules, lr=1.0)
+
+        def backward() -> None:
+            for layer in layers:
+                layer.weight.grad = ag.tensor([1.0]) if layer.weight.grad is None else layer.weight.grad + 1.0
+
+        state = await optimizer.state_dict()
+        backward()
+        with mock.patch.object(ag.optim.SGD, "astep", side_effect=ValueError("c cannot")) as broken:
+            broken.side_effect = [DEFAULT, ValueError("one cannot")]
+            with pytest.raises(StepError, match="one cannot") as caught:
+                await optimizer.step()
+        assert len(caught.value.applied) == len(caught.value.failed) == 1
+        for module, weight in zip(modules, (2.0, 3.0), strict=True):
+            await module.load_state_dict({"weight": ag.tensor([weight]), "unused": ag.ones(1)})
+        await (optimizer.load_state_dict(state) if method == "load_state_dict" else optimizer.restore(modules, state))
+        backward()
+        await optimizer.load_state_dict(state)
+        await optimizer.step()
+        assert [await weight_of(module) for module in modules] == [[1.0], [2.0]]
 
 
 async def test_clipping_between_a_failed_step_and_the_next_one_in_its_context() -> None:

@@ -249,4 +249,6 @@ class OptimizerServer:
         async with stepped.lock:
             stepped.optimizer.load_state_dict({"param_groups": head["groups"], "state": values})
             stepped.restored(head["taken"])
+            if head.get("forgets") is True and hasattr(stepped.optimizer, "zero_grad"):
+                stepped.optimizer.zero_grad()
         return True
