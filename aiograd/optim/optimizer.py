@@ -84,6 +84,8 @@ class Optimizer:
     param_groups: list[Group]
     #: state of each parameter that has been updated
     state: dict[Tensor, dict[str, Any]]
+    #: how often `astep` counts a modification of a parameter before it has written anything
+    _counted_ahead: ClassVar[int] = 1
     #: a gradient has arrived, or a warning has been given that none has
     _knows_gradients: bool = False
     #: entries of a parameter's state that are numbers
@@ -266,10 +268,10 @@ class Optimizer:
         try:
             for p, grad in pairs:
                 state = self.state.setdefault(p, {})
+                first = {name: make(self._initial(name, p._data, group)) for name in names if name not in state}  # there may be no memory
                 key = self._begin(p, state, group)
-                for name in names:
-                    if name not in state:
-                        state[name] = make(self._initial(name, p._data, group))
+                if first:
+                    state.update(first)
                 data = p._data
                 if data.__class__ is not np.ndarray:
                     elsewhere.setdefault((device_name_of(data), data.dtype, key), []).append((p, grad, state))
@@ -280,19 +282,19 @@ class Optimizer:
                 counter_of(p)[0] += 1
         finally:  # a parameter with a counted step is updated
             batch.run()
-        for (name, _, key), members in elsewhere.items():
-            self._update_on_device(name, members, group, key, names)
-        for (_, key), members in packable.items():
-            if len(members) == 1:
-                self._update_here(*members[0][:2], group, key, members[0][2], names)
-                continue
-            slot = (index, id(members[0][0]))
-            pack = self._packs.get(slot)
-            if pack is None or not pack.holds(members, names):
-                pack = self._packs[slot] = Pack(members, names)
-            pack.load(members)
-            self._kernel(group, key, pack.parameter, pack.gradient, pack.state)
-            pack.unload()
+            for (name, _, key), members in elsewhere.items():
+                self._update_on_device(name, members, group, key, names)
+            for (_, key), members in packable.items():
+                if len(members) == 1:
+                    self._update_here(*members[0][:2], group, key, members[0][2], names)
+                    continue
+                slot = (index, id(members[0][0]))
+                pack = self._packs.get(slot)
+                if pack is None or not pack.holds(members, names):
+                    pack = self._packs[slot] = Pack(members, names)
+                pack.load(members)
+                self._kernel(group, key, pack.parameter, pack.gradient, pack.state)
+                pack.unload()
 
     def _update_here(
         self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...], batch: KernelBatch | None = None

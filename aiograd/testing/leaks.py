@@ -10,8 +10,8 @@ Note [What counts as left behind]
     Descriptors are compared as a multiset of their files, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
     was not closed is a ResourceWarning, which a strict test run reports by itself). Those of the process's own (`LASTING_DESCRIPTORS`) are not
-    counted. Where neither ``/proc/self/fd`` nor ``/dev/fd``
-    exists, descriptors are not checked.
+    counted, nor is the pipe for signals that the first loop of uvloop opens for the whole process: the first check makes such a loop beforehand.
+    Where neither ``/proc/self/fd`` nor ``/dev/fd`` exists, descriptors are not checked.
 
 Source: the ``clean`` context manager of dask.distributed's test suite.
 """
@@ -19,6 +19,7 @@ Source: the ``clean`` context manager of dask.distributed's test suite.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import sys
@@ -31,6 +32,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiograd.compiler.native.tiers import compiler
+from aiograd.engine.run.main import uvloop_factory
 from aiograd.errors import AiogradError
 from aiograd.kernels import owned_threads
 from aiograd.running.lasting import LASTING_DESCRIPTORS
@@ -84,6 +86,7 @@ class LeakCheck:
     """
 
     def __init__(self, *, grace: float = 2.0) -> None:
+        _open_pipe_of_uvloop()
         self._grace = grace
         self._tasks = _tasks()
         self._threads = set(threading.enumerate())
@@ -158,6 +161,13 @@ def refuse(leaks: Leaks) -> None:
     """Raise `LeakError` if anything was left behind."""
     if leaks:
         raise LeakError(f"{leaks}\nAwait or cancel tasks, close engines, loops, sessions and files before the end.")
+
+
+@functools.cache
+def _open_pipe_of_uvloop() -> None:
+    make = uvloop_factory()
+    if make is not None:
+        make().close()
 
 
 def _tasks() -> set[asyncio.Task[Any]]:

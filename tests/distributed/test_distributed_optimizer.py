@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
+from unittest.mock import DEFAULT
 
 import numpy as np
 import pytest
@@ -297,6 +299,34 @@ async def test_a_step_that_no_worker_has_confirmed_is_not_asked_for_again_with_o
         assert optimizer.steps == 1 and len(Fragile.steps) == 2
 
 
+@pytest.mark.parametrize("method", ["load_state_dict", "restore"])
+async def test_gradients_of_a_step_that_failed_are_in_no_step_after_a_restore(method: str) -> None:
+    """One worker has taken the step and cleared them, the other one still has them."""
+    async with workers("a", "b", "c", service=service) as (a, *others):
+        modules = [await made(a, "b", 2.0), await made(a, "c", 3.0)]
+        layers = [worker._objects.table._held[module.ref.key].value for worker, module in zip(others, modules, strict=True)]
+        optimizer = dist.DistributedOptimizer(a, "SGD", modules, lr=1.0)
+
+        def backward() -> None:
+            for layer in layers:
+                layer.weight.grad = ag.tensor([1.0]) if layer.weight.grad is None else layer.weight.grad + 1.0
+
+        state = await optimizer.state_dict()
+        backward()
+        with mock.patch.object(ag.optim.SGD, "astep", side_effect=ValueError("c cannot")) as broken:
+            broken.side_effect = [DEFAULT, ValueError("one cannot")]
+            with pytest.raises(StepError, match="one cannot") as caught:
+                await optimizer.step()
+        assert len(caught.value.applied) == len(caught.value.failed) == 1
+        for module, weight in zip(modules, (2.0, 3.0), strict=True):
+            await module.load_state_dict({"weight": ag.tensor([weight]), "unused": ag.ones(1)})
+        await (optimizer.load_state_dict(state) if method == "load_state_dict" else optimizer.restore(modules, state))
+        backward()
+        await optimizer.load_state_dict(state)
+        await optimizer.step()
+        assert [await weight_of(module) for module in modules] == [[1.0], [2.0]]
+
+
 async def test_clipping_between_a_failed_step_and_the_next_one_in_its_context() -> None:
     async with workers("a", "b", service=service) as (a, *_):
         module = await made(a, "b", 2.0)
@@ -360,6 +390,39 @@ async def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again(virtual_
             Fragile.short = 3
             await optimizer.step(ctx)
             assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+async def test_a_worker_that_is_short_of_memory_within_a_step_updates_nothing_twice(virtual_clock: VirtualClock, place: int) -> None:
+    """Before it has updated a parameter the step is taken again, else all have to be restored."""
+    short = [place]
+
+    def initial(optimizer: Any, name: str, parameter: Any, group: Any, original: Any = ag.optim.Adam._initial) -> Any:
+        short[0] -= 1
+        if short[0] == -1:
+            raise MemoryError("no room")
+        return original(optimizer, name, parameter, group)
+
+    first, second, model = leaf(*[1.0] * 3000), leaf(2.0, 3.0), [leaf(*[1.0] * 3000), leaf(2.0, 3.0)]
+    local = ag.optim.Adam(model, lr=0.1)
+    await (model[0].sum() + model[1].sum()).backward()
+    local.step()
+    async with workers("a", service=service) as (a,):
+        optimizer = dist.DistributedOptimizer(a, "Adam", [first, second], lr=0.1)
+        async with a.context() as ctx:
+            await ctx.backward(first.sum() + second.sum())
+            with mock.patch.object(ag.optim.Adam, "_initial", initial):
+                if place < 2:
+                    await optimizer.step(ctx)
+                else:
+                    for _ in range(2):
+                        with pytest.raises(StepError, match="step 1 has failed when some parameters were updated: they would be updated twice"):
+                            await optimizer.step(ctx)
+            assert values(first) == values(model[0]) and (values(second) == values(model[1])) is (place < 2)
+            if place < 2:
+                await optimizer.step(ctx)
+                local.step()
+                assert values(first) == values(model[0])
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:

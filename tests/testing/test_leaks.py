@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -101,3 +103,20 @@ def test_an_error_inside_is_not_hidden_by_the_leaks_it_caused() -> None:
 def test_the_report_lists_each_kind() -> None:
     assert str(Leaks()) == "nothing left behind" and not Leaks()
     assert str(Leaks(tasks=("a", "b"), descriptors=("c",))) == "tasks left behind (2):\n  a\n  b\nfile descriptors left behind (1):\n  c"
+
+
+@pytest.mark.proc
+def test_the_first_run_on_uvloop_of_a_process_is_no_leak() -> None:
+    """Its pipe for signals stays open as long as the process."""
+    pytest.importorskip("uvloop")
+    program = """
+import aiograd as ag
+
+async def main():
+    pass
+
+with ag.testing.LeakCheck():
+    ag.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -297,7 +297,7 @@ class DistributedOptimizer:
         return {**head, "state": [[number, values] for number, values in state.items()]}
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
-        """Continue from a `state_dict`, on every worker.
+        """Continue from a `state_dict`, on every worker. After a step without a context that failed, its gradients in ``grad`` are forgotten.
 
         Cancelled or failed midway, some workers may have been restored and others not: load again before stepping.
 
@@ -314,7 +314,7 @@ class DistributedOptimizer:
         async with self._lock:
             await self._prepare("load_state_dict")
             self._half_restored = "load_state_dict"
-            await self._load(states, timeout)
+            await self._load(states, timeout, forgets=self._steps.has_left_gradients)
             self._restored(state)
 
     async def restore(self, refs: Iterable[Any], state: Mapping[str, Any], *, timeout: float | None = None) -> None:
@@ -327,8 +327,8 @@ class DistributedOptimizer:
             await layer.load_state_dict(saved_layer)
             await optimizer.restore([layer], saved_optimizer)
 
-        Optimizers that were made before are deleted on the workers that can be reached. Cancelled or failed midway, steps are refused until it is
-        called again and succeeds.
+        Optimizers that were made before are deleted on the workers that can be reached; gradients are forgotten as by `load_state_dict`.
+        Cancelled or failed midway, steps are refused until it is called again and succeeds.
 
         Args:
             refs: as of the constructor; on the same workers, with parameters in the same order.
@@ -353,7 +353,7 @@ class DistributedOptimizer:
             old, self._optimizers, self._refs = self._optimizers, {}, by_owner
             await self._let_go([*old.values(), *own], timeout)
             await self._make_missing(timeout)
-            await self._load(states, timeout)
+            await self._load(states, timeout, forgets=self._steps.has_left_gradients)
             self._restored(state)
 
     async def remove(self, name: str) -> None:
@@ -421,10 +421,10 @@ class DistributedOptimizer:
             if isinstance(error, BaseException) and not isinstance(error, DistributedError):
                 raise error
 
-    async def _load(self, states: Mapping[str, Any], timeout: float | None) -> None:
+    async def _load(self, states: Mapping[str, Any], timeout: float | None, *, forgets: bool = False) -> None:
         loading = []
         for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
-            head = dict(states[owner])
+            head = {**states[owner], "forgets": forgets}
             loading.append(store(self.worker, ref, LoadOptimizer, dict(head.pop("state")), timeout, head))
         await asyncio.gather(*loading)
 

@@ -5,7 +5,8 @@ Note [Optimizer steps]
     to prepare, to ask or to doubt. So it is not atomic over workers, but each takes it at most once: steps are numbered, and a request that arrives
     a second time is answered without another step. One that leaves a gap is refused, because this worker has missed a step and has to be restored.
     So is one with a number that was taken with the gradients of another context: its sender never heard of that step, so other workers may not have
-    taken it. A step that has begun is carried out to its end, even if the request is cancelled or the context ends.
+    taken it. A step that has begun is carried out to its end, even if the request is cancelled or the context ends. One that fails before it has
+    updated a parameter may be asked for again; after one that fails midway none is taken before a restore.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class SteppedOptimizer:
         #: number of the last step that was taken, and the context of its gradients; None after a restore
         self.taken = 0
         self._key: bytes | None = None
+        #: a step has failed after it had updated some parameters
+        self._is_torn = False
         self.lock = asyncio.Lock()
 
     def restored(self, taken: int) -> None:
@@ -78,7 +81,7 @@ class SteppedOptimizer:
         Args:
             taken: number of the last step in it.
         """
-        self.taken, self._key = taken, None
+        self.taken, self._key, self._is_torn = taken, None, False
 
     async def step(self, number: int, key: bytes, grads: Mapping[Any, Any] | None) -> None:
         """Take a step, unless it was taken before; see Note [Optimizer steps].
@@ -89,9 +92,14 @@ class SteppedOptimizer:
             grads: by parameter; None: the gradients in ``grad``, which are cleared then.
 
         Raises:
-            DistributedError: another step is due.
+            DistributedError: another step is due, or one has failed midway.
         """
         async with self.lock:
+            if self._is_torn:
+                raise DistributedError(
+                    f"step {number} of an optimizer whose step {self.taken + 1} has failed when some parameters were updated: they would be updated "
+                    "twice. Restore all workers from a checkpoint."
+                )
             if (number, key) == (self.taken, self._key):
                 return
             if number != self.taken + 1:
@@ -102,10 +110,16 @@ class SteppedOptimizer:
             self.taken, self._key = number, key
 
     async def _apply(self, grads: Mapping[Any, Any] | None) -> None:
-        if hasattr(self.optimizer, "astep"):
-            await self.optimizer.astep(grads)
-        else:
-            await current_engine().offload(functools.partial(self.optimizer.step, grads))
+        before = [each.version for each in self.parameters]
+        try:
+            if hasattr(self.optimizer, "astep"):
+                await self.optimizer.astep(grads)
+            else:
+                await current_engine().offload(functools.partial(self.optimizer.step, grads))
+        except BaseException:
+            ahead = getattr(self.optimizer, "_counted_ahead", 0)
+            self._is_torn = any(each.version > version + ahead for each, version in zip(self.parameters, before, strict=True))
+            raise
         if grads is None and hasattr(self.optimizer, "zero_grad"):
             self.optimizer.zero_grad()
 
@@ -235,4 +249,6 @@ class OptimizerServer:
         async with stepped.lock:
             stepped.optimizer.load_state_dict({"param_groups": head["groups"], "state": values})
             stepped.restored(head["taken"])
+            if head.get("forgets") is True and hasattr(stepped.optimizer, "zero_grad"):
+                stepped.optimizer.zero_grad()
         return True

@@ -100,6 +100,11 @@ class StepNumbers:
         #: the gradients of the last step, if it failed: the context, and the number of its passes; -1: they were scaled since
         self._gradients: tuple[Any, int] | None = None
 
+    @property
+    def has_left_gradients(self) -> bool:
+        """True if the last step failed, and its gradients are in ``grad`` of some workers."""
+        return bool(self._failed) and self._gradients is None
+
     def begin(self, ctx: Any, workers: Iterable[str]) -> int:
         """The number for a step.
 
@@ -151,7 +156,7 @@ class StepNumbers:
 
         Args:
             workers: those that have parameters.
-            what: what a request would do, in words.
+            what: the effect of the request that is refused, in words.
 
         Raises:
             StepError: it is so.

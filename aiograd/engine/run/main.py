@@ -37,7 +37,7 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: b
         raise LoopError(f"ag.run({name}()) inside a running event loop, such as a notebook's: use `await {name}()`")
     if tune_malloc:
         tune_process_malloc()
-    with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(debug=debug, loop_factory=uvloop_factory()) as runner:
         return runner.run(_main(main, tune_gc))
 
 
@@ -49,7 +49,8 @@ async def _main(main: Coroutine[Any, Any, Any], tune_gc: bool) -> Any:
             await aclose_default_engine()
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def uvloop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The function that makes a loop of uvloop; None where it is not installed."""
     try:
         import uvloop  # a program that runs on another loop does without it
     except ImportError:  # it does not exist for every platform

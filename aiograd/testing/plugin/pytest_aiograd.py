@@ -57,7 +57,7 @@ def _options(item: pytest.Item, name: str) -> dict[str, Any]:
     if len(marker.args) > len(names) or not marker.kwargs.keys() <= {*names} - options.keys():
         found = [*map(repr, marker.args), *(f"{key}={value!r}" for key, value in marker.kwargs.items())]
         raise pytest.UsageError(f"{item.nodeid}: found the marker {name}({', '.join(found)}); expected {name}({', '.join(names)}), each once")
-    return options | marker.kwargs
+    return {**options, **marker.kwargs}
 
 
 def _asks_for_the_clock(item: pytest.Item) -> bool:
