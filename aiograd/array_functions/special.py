@@ -75,7 +75,7 @@ def zeta(x1: ArrayLike, x2: ArrayLike = 1.0, /) -> Tensor:
 
 
 def beta(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """The beta function of positive numbers."""
+    """The beta function; NaN where the gamma functions above and below the line are infinite."""
     return gamma_rows.beta(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
