@@ -261,7 +261,7 @@ def betaln(x1: Array, x2: Array, /) -> Array:
 
 
 def _stirling_rest(x: Array) -> Array:
-    """What Stirling's formula leaves of the logarithm of the gamma function."""
+    """The logarithm of the gamma function less Stirling's formula, for x of at least 12."""
     inverse = 1.0 / x
     square = inverse * inverse
     total = square * STIRLING[-1]

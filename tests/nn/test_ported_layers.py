@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,19 @@ def test_a_transformer_is_its_encoder_and_decoder(options: dict[str, Any]) -> No
 )
 def test_an_unknown_name_is_told_with_the_nearest_one(get: Any, nearest: str) -> None:
     assert_raises(UnknownNameError, f"the nearest is '{nearest}'", get)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "data.DataLoader", "utils.data.Dataset", "nn.init.xavier_uniform_", "nn.utils.clip_grad_norm_", "optim.lr_scheduler.StepLR",
+        "linalg.cholesky", "fft.rfftn", "special.gammaln", "stats.multivariate_normal", "distributions.Bernoulli", "autograd.gradcheck", "graph.GradientEdge",
+        "implicit.fixed_point",
+        "parallel.run_isolated_forward", "pipeline.Pipeline", "profiler.profile", "transaction.Participant", "viz.graph_svg",
+    ],
+)  # fmt: skip
+def test_every_public_module_names_the_nearest(path: str) -> None:
+    where, _, name = path.rpartition(".")
+    module = operator.attrgetter(where)(ag)
+    getattr(module, name)
+    assert_raises(UnknownNameError, f"the nearest is '{name}'", getattr, module, name[:1] + name[2:])
