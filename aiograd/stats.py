@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -30,10 +30,14 @@ from aiograd.array_functions.manipulation import moveaxis
 from aiograd.array_functions.searching import where
 from aiograd.distributions import Beta, Dirichlet, Gamma, Normal
 from aiograd.errors import ArgumentError, NoRuleError, ShapeError
+from aiograd.running.lazy import on_first_use
 from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.core import host_array
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = ["beta", "chi2", "dirichlet", "expon", "gamma", "multivariate_normal", "norm", "poisson", "t", "uniform"]
 

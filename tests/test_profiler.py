@@ -17,7 +17,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.engine.run import aclose_default_engine
-from aiograd.errors import ArgumentError, LoopError, ModeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, LoopError, ModeError
 from aiograd.ops import ROWS
 from aiograd.profiler import Event, merge_traces, profile, profiling, read_trace, recorder, scope, summarize_trace
 from aiograd.profiler.chrome_trace import Origin, build_trace
@@ -205,6 +205,8 @@ async def test_scopes() -> None:
         pass
     assert named(prof.events, "scope") == ["outer", "inner", "fails", "afterwards", "bound"]
     assert named(other.events, "scope") == ["free"]
+    for make in (scope, prof.scope):
+        assert_raises(ArgumentTypeError, "expected a name", make, None)
     outer, inner = prof.events[:2]
     assert outer.start <= inner.start and inner.end <= outer.end and outer.track == inner.track
 

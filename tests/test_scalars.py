@@ -165,3 +165,16 @@ def test_a_closed_writer_writes_no_more(tmp_path: Path) -> None:
     ag.log("loss", 1)
     writer.close()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size
+
+
+@pytest.mark.parametrize("kind", [CsvWriter, TensorBoardWriter])
+def test_a_writer_has_one_block(tmp_path: Path, kind: Any, log: ScalarLog) -> None:
+    writer = kind(tmp_path / "logged")
+    with writer:
+        assert_raises(ArgumentError, "is in its with block", writer.__enter__)
+        ag.log("loss", 1)
+    assert_raises(ArgumentError, "is closed", writer.__enter__)
+    unused = kind(tmp_path / "other")
+    unused.close()
+    assert_raises(ArgumentError, "is closed", unused.__enter__)
+    ag.log("loss", 2)

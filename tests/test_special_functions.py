@@ -232,3 +232,60 @@ def test_ufuncs_without_a_row_are_refused() -> None:
     assert_raises(NoRuleError, "out", lambda: scipy.special.erf(x, out=np.zeros(1)))
     assert scipy.special.spence(x.detach()).tolist() == pytest.approx([scipy.special.spence(0.5)])
     assert scipy_function(scipy.special.erf) is SCIPY["erf"] and scipy_function(np.exp2) is None, "exp2 is numpy's, whose rows have their own table"
+
+
+async def test_beta_has_the_sign_and_the_zeros_of_negative_arguments_and_digits_of_large_ones() -> None:
+    a = np.array([-0.5, -2.5, -1.5, 171.5, -0.5, -9.25, 1e10, 1e20, 200.0, 1e5, 12.5])
+    b = np.array([-0.3, 3.0, 2.2, -0.5, 0.5, 3.7, 1e-5, 0.5, 200.0, 1e5, 11.0])
+    for first, second in ((a, b), (b, a)):
+        np.testing.assert_allclose(ag.special.beta(first, second).numpy(), scipy.special.beta(first, second), rtol=1e-9, atol=1e-15)
+        np.testing.assert_allclose(ag.special.betaln(first, second).numpy(), scipy.special.betaln(first, second), rtol=1e-12)
+    x, y = (ag.tensor(np.array([v]), requires_grad=True) for v in (-0.5, 0.5))
+    slopes = await ag.grad(ag.special.beta(x, y).sum(), [x, y])
+    np.testing.assert_allclose([s.item() for s in slopes], -2 * np.pi, rtol=1e-12)  # gamma(x) gamma(y) times the slope 1 of 1 / gamma at 0
+    for pair in ((-0.4, -0.3), (-2.5, 3.0), (30.0, -2.7), (40.0, 0.7), (40.0, 30.0), (30.0, 30.0)):
+        inputs = tuple(ag.tensor(np.array([v]), requires_grad=True) for v in pair)
+        size = ag.special.beta(*inputs).detach()
+        for function in (ag.special.betaln, lambda x, y, size=size: ag.special.beta(x, y) / size):
+            assert await ag.gradcheck(function, inputs) and await ag.gradgradcheck(function, inputs)
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(ag.special.beta(-2.0, 1.0).item()) and ag.special.beta(-2.0, 3.0).item() == np.inf
+
+
+def test_zeta_of_huge_arguments() -> None:
+    zeta = ag.special.zeta
+    s = np.array([1e300, 1e300, 1e300, np.inf, np.inf, 2.0, 1.5, 1e5])
+    q = np.array([1.0, 0.5, 2.0, 1.0, 2.0, 1e200, 1e300, 1.5])
+    np.testing.assert_allclose(zeta(s, q).numpy(), [1.0, np.inf, 0.0, 1.0, 0.0, 1e-200, 2e-150, 0.0], rtol=1e-13)
+
+
+async def test_derivatives_of_log_ndtr_far_in_the_tail() -> None:
+    for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 2e-6)):
+        z = np.array([2.0, 11.9, 12.1, 37.0, 1e3, 1e5, 1e8, 1e10, 1e18], dtype)
+        x = ag.tensor(-z, requires_grad=True)
+        found = [ag.special.log_ndtr(x)]
+        for _ in range(3):
+            found += await ag.grad(found[-1].sum(), x, create_graph=True)
+        wide, gap = z.astype(np.float64), np.zeros(z.shape)
+        for k in range(400, 0, -1):  # the continued fraction of Laplace
+            gap = k / (wide + gap)
+        wanted = [wide + gap, -(wide + gap) * gap]
+        for each, expected in zip(found[1:], wanted, strict=False):
+            np.testing.assert_allclose(each.detach().numpy(), expected, rtol=tolerance)
+        np.testing.assert_allclose(found[3].detach().numpy()[4:8], 2 / wide[4:8] ** 3, rtol=2e-5)
+        _, slopes = await ag.jvp(ag.special.log_ndtr, x.detach(), ag.ones(z.shape, dtype=dtype))
+        np.testing.assert_allclose(slopes.numpy(), wanted[0], rtol=tolerance)
+    inputs = (ag.tensor([-20.0, -12.0, -11.9, -3.0, -0.1, 0.1, 3.0], dtype=np.float64, requires_grad=True),)
+    assert await ag.gradcheck(ag.special.log_ndtr, inputs) and await ag.gradgradcheck(ag.special.log_ndtr, inputs)
+
+
+async def test_rel_entr_near_1_and_its_derivatives_at_edges() -> None:
+    near = np.array([1.0, 1.0, 3.0, 1e300]), np.array([1.0 - 1e-12, 1.0 + 1e-15, 3.0 + 1e-13, 1.001e300])
+    np.testing.assert_allclose(ag.special.rel_entr(*near).numpy(), scipy.special.rel_entr(*near), rtol=1e-14)
+    x, y = (ag.tensor(np.array(v), requires_grad=True) for v in ([0.0, 0.0, 1e-300, 1e300, 1.0], [1.0, 0.0, 1e300, 1e-300, 1e-320]))
+    with np.errstate(divide="ignore", over="ignore"):
+        first, second = await ag.grad(ag.special.rel_entr(x, y).sum(), [x, y], create_graph=True)
+        mixed = await ag.grad(first[:1].sum(), y, retain_graph=True)
+    np.testing.assert_allclose(first.detach().numpy(), [-np.inf, -np.inf, 1 - 600 * np.log(10), 1 + 600 * np.log(10), 1 - np.log(1e-320)], rtol=1e-13)
+    np.testing.assert_array_equal(second.detach().numpy(), [0, 0, 0, -np.inf, -np.inf])
+    assert mixed[0].tolist()[0] == -1.0

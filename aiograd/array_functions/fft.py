@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +11,12 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.array_functions.creation import _finished
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.ops import fft as rows
+from aiograd.running.lazy import on_first_use
 from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift", "ihfft", "irfft", "irfft2", "irfftn", "rfft",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +16,13 @@ from aiograd.ops import linalg as linalg_rows
 from aiograd.ops.decomposition import EighResult, QRResult, SVDResult
 from aiograd.ops.determinant import SlogdetResult, slogdet_row
 from aiograd.ops.matrix_functions import EigResult, LstsqResult
+from aiograd.running.lazy import on_first_use
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "cholesky", "cholesky_solve", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "expm", "inv", "logdet", "lstsq",

@@ -6,6 +6,7 @@ SciPy's own ufuncs find the same rows when they are called on Tensors, by name (
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,8 +19,12 @@ from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError
 from aiograd.ops import gamma as gamma_rows
 from aiograd.ops import special as special_rows
+from aiograd.running.lazy import on_first_use
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betainc", "betaincc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx",
@@ -75,7 +80,7 @@ def zeta(x1: ArrayLike, x2: ArrayLike = 1.0, /) -> Tensor:
 
 
 def beta(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """The beta function of positive numbers."""
+    """The beta function; NaN where the gamma functions above and below the line are infinite."""
     return gamma_rows.beta(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 

@@ -9,12 +9,18 @@ Data sets are left to others: anything with ``__getitem__`` and ``__len__``, any
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd.data.collation import collate
 from aiograd.data.datasets import Dataset, Subset, TensorDataset, random_split
 from aiograd.data.leases import BatchLease, BatchLeases
 from aiograd.data.loader import DataLoader
 from aiograd.data.process_source import ProcessSource
 from aiograd.data.sampling import PoissonSampler
+from aiograd.running.lazy import on_first_use
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "BatchLease", "BatchLeases", "DataLoader", "Dataset", "PoissonSampler", "ProcessSource", "Subset", "TensorDataset", "collate", "random_split",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd.graph.accumulate_grad import AccumulateGrad as AccumulateGrad
 from aiograd.graph.current import current_graph_task_id as current_graph_task_id
 from aiograd.graph.current import current_node as current_node
@@ -22,3 +24,7 @@ from aiograd.graph.node import Edge as Edge
 from aiograd.graph.node import Node as Node
 from aiograd.graph.saved import disable_saved_tensors_hooks as disable_saved_tensors_hooks
 from aiograd.graph.saved import saved_tensors_hooks as saved_tensors_hooks
+from aiograd.running.lazy import on_first_use
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)

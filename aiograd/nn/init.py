@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.nn.functional.documentation import document
+from aiograd.running.lazy import on_first_use
 from aiograd.running.random import Generator, default_generator
 from aiograd.tensors import inplace
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 T = TypeVar("T", bound=Tensor)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from aiograd.array_functions.manipulation import concat
 from aiograd.errors import ShapeError
+from aiograd.running.lazy import on_first_use
 from aiograd.running.modes import no_grad
 from aiograd.tensors.clipping import clip_grad_norm_, clip_grad_value_
 from aiograd.tensors.tensor import Tensor
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "parameters_to_vector", "vector_to_parameters"]
 

@@ -240,3 +240,36 @@ def log_ndtr(x: Array, /) -> Array:
         near = np.minimum(z, 6.0)
         middle = np.where(near < 0.0, np.log1p(-0.5 * erfc(np.absolute(near))), np.log(0.5 * erfc(near)))
     return np.where(z > 6.0, far, middle).astype(dtype).reshape(x.shape)
+
+
+def _gap_series() -> list[float]:
+    """The coefficients of ``mills_gap(-z)`` in ``z**-1, z**-3, ...``; they make the series satisfy ``gap' = 1 + (x - gap) gap``."""
+    series = [1]
+    for m in range(1, 22):
+        series.append(-(2 * m - 1) * series[-1] - sum(series[i] * series[m - 1 - i] for i in range(m)))
+    return list(map(float, series))
+
+
+GAP = _gap_series()
+
+
+def mills_gap(x: Array, /, order: int = 0) -> Array:
+    """``x + h(x)`` for negative x, where h is the derivative of `log_ndtr`, or the derivative of that sum of some order: far out the two cancel.
+
+    Args:
+        x: float64; positive numbers count as 0.
+        order: of the derivative.
+    """
+    far = x < -12.0
+    near = np.where(far, -12.0, np.minimum(x, 0.0))
+    slope = math.sqrt(2.0 / math.pi) / erfcx(near * -math.sqrt(0.5))
+    gaps, slopes = [near + slope], [slope]
+    for n in range(order):
+        gaps.append(np.where(n == 0, 1.0, 0.0) - sum(math.comb(n, k) * slopes[k] * gaps[n - k] for k in range(n + 1)))
+        slopes.append(gaps[-1] - (1.0 if n == 0 else 0.0))
+    inverse = 1.0 / np.where(far, -x, 12.0)
+    factors = [c * math.prod(range(2 * k + 1, 2 * k + 1 + order)) for k, c in enumerate(GAP)]
+    square, series = inverse * inverse, np.zeros_like(inverse)
+    for factor in factors[::-1]:
+        series = series * square + factor
+    return np.where(far, series * inverse ** (order + 1), np.where(np.isnan(x), x, gaps[order]))

@@ -194,7 +194,8 @@ def _zeta_positive(s: Array, q: Array) -> Array:
         total = total + np.power(q + k, -s)
     a = q + terms
     power = np.power(a, -s)
-    total = total + power * (a / (s - 1.0) + 0.5)
+    total = total + np.power(a, 1.0 - s) / (s - 1.0) + 0.5 * power
+    s = np.where(power == 0.0, 1.0, s)  # of those nothing is left to add, and their factors may be infinite
     term = power * s / a
     for k, c in enumerate(MACLAURIN):
         total = total + c * term
@@ -241,13 +242,43 @@ def polygamma(n: int, x: Array, /) -> Array:
 
 
 def betaln(x1: Array, x2: Array, /) -> Array:
-    """The logarithm of the magnitude of the beta function."""
-    return gammaln(x1) + gammaln(x2) - gammaln(x1 + x2)
+    """The logarithm of the magnitude of the beta function.
+
+    Where a number is large, the terms of Stirling's series that cancel are taken together.
+    """
+    order = x1 >= x2
+    large, small = where(order, x1, x2), where(order, x2, x1)
+    far = np.logical_and(large >= 12.0, large + small >= 12.0)
+    both = np.logical_and(far, small >= 12.0)
+    one = np.logical_and(far, small < 12.0)
+    plain = gammaln(where(far, 1.0, large)) + gammaln(where(both, 1.0, small)) - gammaln(where(far, 1.0, large + small))
+    a, b = where(far, large, 24.0), where(far, small, 12.0)
+    rest = _stirling_rest(a) - _stirling_rest(a + b) - (a - 0.5) * np.log1p(b / a)
+    first = rest - where(one, b, 0.0) * (np.log(a + b) - 1.0)
+    c = where(both, b, 12.0)
+    second = rest + _stirling_rest(c) - c * np.log1p(a / c) + HALF_LOG_2PI - 0.5 * np.log(c)
+    return where(both, second, where(one, plain + first, plain))
+
+
+def _stirling_rest(x: Array) -> Array:
+    """The logarithm of the gamma function less Stirling's formula, for x of at least 12."""
+    inverse = 1.0 / x
+    square = inverse * inverse
+    total = square * STIRLING[-1]
+    for c in STIRLING[-2:0:-1]:
+        total = (total + c) * square
+    return (total + STIRLING[0]) * inverse
 
 
 def beta(x1: Array, x2: Array, /) -> Array:
-    """The beta function of positive numbers."""
-    return np.exp(betaln(x1, x2))
+    """The beta function; NaN where the gamma functions above and below the line are infinite."""
+    pole = np.logical_or(np.logical_and(x1 <= 0.0, x1 == np.floor(x1)), np.logical_and(x2 <= 0.0, x2 == np.floor(x2)))
+    signed = np.logical_and(np.logical_or(x1 < 0.0, x2 < 0.0), np.logical_not(pole))
+    near = np.logical_and(signed, np.logical_and(np.absolute(x1) < 8.0, np.absolute(x2) < 8.0))
+    a, b = where(near, x1, 1.0), where(near, x2, 1.0)
+    sign = where(signed, gammasgn(x1) * gammasgn(x2) * gammasgn(x1 + x2), 1.0)
+    # near 0 by the reciprocal of a gamma function, by which the zeros have derivatives
+    return where(near, gamma(a) * gamma(b) * rgamma(a + b), sign * np.exp(betaln(where(near, 1.0, x1), where(near, 1.0, x2))))
 
 
 def multigammaln(x: Array, d: int, /) -> Array:

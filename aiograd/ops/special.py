@@ -127,9 +127,22 @@ erfcx = define(
 )
 ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), jvp="rule", cost=30.0)
 erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), jvp="rule", cost=3.0)
-log_ndtr = define(
-    "log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), jvp="rule", cost=4.0
-)
+
+
+def _mills_gap(x: Array, /, order: int = 0) -> Array:
+    """See `aiograd.ops.error_function.mills_gap`; the rows of all orders are closed under differentiation."""
+    return in_float64(lambda x: error_function.mills_gap(x, order), x)
+
+
+def _log_ndtr_vjp(g: Array, x: Array, out: Array) -> Array:
+    negative = x < 0
+    left, right = where(negative, x, 0), where(negative, 0, x)
+    density = np.exp(-0.5 * right * right - where(negative, 0, out)) * (1 / math.sqrt(2 * math.pi))
+    return g * where(negative, mills_gap(left) - left, density)
+
+
+mills_gap: Op = define("mills_gap", _mills_gap, x=lambda g, x, order: g * mills_gap(x, order=order + 1), jvp="rule", cost=20.0)
+log_ndtr = define("log_ndtr", error_function.log_ndtr, x=_log_ndtr_vjp, jvp="rule", cost=4.0)
 
 
 def _logit_vjp(g: Array, x: Array) -> Array:
@@ -157,13 +170,15 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
         first, second = np.where(some, x1, 1), np.where(some, x2, 1)
         ratio = first / second
         away = (ratio < np.finfo(ratio.dtype).tiny) | np.isinf(ratio)  # the ratio was rounded to 0 or infinity, or lost digits
-        value = np.where(some, x1, 0) * np.where(away, np.log(first) - np.log(second), np.log(np.where(away, 1, ratio)))
+        logarithm = np.where(away, np.log(first) - np.log(second), np.log(np.where(away, 1, ratio)))
+        near = (ratio > 0.5) & (ratio < 2)  # the difference of the two is exact
+        value = np.where(some, x1, 0) * np.where(near, np.log1p(np.where(near, first - second, 0) / second), logarithm)
     return np.where(some | (np.equal(x1, 0) & np.greater_equal(x2, 0)) | np.isnan(x1 + x2), np.where(np.isnan(x1 + x2), x1 + x2, value), np.inf)
 
 
 rel_entr = define(
-    "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1), x2=lambda g, x1, x2: -(g * (x1 / x2)),
-    jvp="rule", cost=5.0
+    "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1) - np.log(where(x2 == 0, 1, x2)) + 1),
+    x2=lambda g, x1, x2: -(g * (x1 / where(np.logical_and(x1 == 0, x2 == 0), 1, x2))), jvp="rule", cost=5.0
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd.optim.one_cycle import OneCycleLR
 from aiograd.optim.plateau import ReduceLROnPlateau
 from aiograd.optim.schedules import (
@@ -15,6 +17,10 @@ from aiograd.optim.schedules import (
     SequentialLR,
     StepLR,
 )
+from aiograd.running.lazy import on_first_use
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "LRScheduler", "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "LinearLR", "LambdaLR", "SequentialLR",

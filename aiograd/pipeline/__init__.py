@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd.engine.split_backward import ParameterGroup as ParameterGroup
 from aiograd.pipeline.backward import stage_backward as stage_backward
 from aiograd.pipeline.backward import stage_backward_input as stage_backward_input
@@ -37,3 +39,7 @@ from aiograd.pipeline.schedule.timeline.data import TimelineEvent as TimelineEve
 from aiograd.pipeline.schedule.timeline.timeline import Timeline as Timeline
 from aiograd.pipeline.step.stage import Stage as Stage
 from aiograd.pipeline.step.step_random import StepRandom as StepRandom
+from aiograd.running.lazy import on_first_use
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)

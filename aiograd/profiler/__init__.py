@@ -14,9 +14,15 @@ A profile belongs to the asyncio task that entered it and to what that task star
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd.profiler.chrome_trace import merge_traces, read_trace
 from aiograd.profiler.event import Event
 from aiograd.profiler.profiling import profile, scope
 from aiograd.profiler.table import summarize_trace
+from aiograd.running.lazy import on_first_use
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = ["Event", "merge_traces", "profile", "read_trace", "scope", "summarize_trace"]

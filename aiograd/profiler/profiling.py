@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiograd.engine.run import running_loop
-from aiograd.errors import ArgumentError, LoopError
+from aiograd.errors import ArgumentError, ArgumentTypeError, LoopError
 from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.event import Event
 from aiograd.profiler.recorder import Recorder
 from aiograd.profiler.table import SortKey, records_of, render
+from aiograd.running.caller import type_found
 from aiograd.running.chrome_trace import PathLike, write_trace
 from aiograd.running.modes import ModeScope, current_mode
 
@@ -23,6 +24,9 @@ class scope:
 
     Args:
         name: the name in the table and the trace.
+
+    Raises:
+        ArgumentTypeError: `name` is no str.
 
     >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
     >>> with ag.profiler.profile() as profile:
@@ -35,6 +39,8 @@ class scope:
     __slots__ = ("_name", "_recorder", "_began")
 
     def __init__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise ArgumentTypeError(f"profiler.scope(): expected a name, a str, found {type_found(name)}")
         self._name = name
         self._recorder: Recorder | None = None
         self._began = 0

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self, overload
+from typing import IO, Any, NamedTuple, Self, overload
 
 from aiograd.array_functions import elementwise
 from aiograd.array_functions.conversion import ArrayLike
@@ -170,7 +170,14 @@ def _number(name: str, value: Any) -> float:
 class _Writer:
     """Writes logged scalars to a file while its ``with`` block lasts."""
 
+    _file: IO[Any]
+    _entered = False
+
     def __enter__(self) -> Self:
+        if self._entered or self._file.closed:
+            state = "is closed" if self._file.closed else "is in its with block"
+            raise ArgumentError(f"{type(self).__name__}: this writer {state}, and a writer has one such block. Make another for the next one.")
+        self._entered = True
         LOG.attach(self.write)
         return self
 
@@ -194,7 +201,7 @@ class CsvWriter(_Writer):
         path: the file; rows are appended to one that exists.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written. ArgumentError: when entered a second time, or closed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -224,7 +231,7 @@ class TensorBoardWriter(_Writer):
         folder: of this run; it is made, and gets one new file.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written. ArgumentError: when entered a second time, or closed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -6,6 +6,9 @@ Backward passes, steps of pipelines and steps of optimizers each have an asyncio
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from aiograd.running.lazy import on_first_use
 from aiograd.transaction.commands import Apply, Ask, ClearDoubt, Drop, MarkInDoubt, Tell, TransactionCommand
 from aiograd.transaction.coordinator import Coordinator
 from aiograd.transaction.events import (
@@ -34,6 +37,9 @@ from aiograd.transaction.events import (
 from aiograd.transaction.history import History
 from aiograd.transaction.participant import Participant
 from aiograd.transaction.states import TransactionState
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "Coordinator", "Participant", "History", "TransactionState", "Outcome", "Trouble",

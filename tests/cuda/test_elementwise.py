@@ -19,7 +19,7 @@ ON_HOST = frozenset(
     bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 cholesky cofactors complex cummax cummin det digamma eig
     bessel_iv bessel_ive bessel_jv bessel_k0 bessel_k1 bessel_yn betainc betaincc cofactors_grad
     eigh eigvals eigvalsh erfinv expm gamma gammaln inv irfft log_ndtr logcumsumexp pinv qr rfft scatter_extreme slogdet solve svd svdvals windows
-    fft ifft erfcx exprel gammainc gammaincc gammasgn ndtri rel_entr rgamma stdtr windows_adjoint zeta vector_norm
+    fft ifft erfcx exprel gammainc gammaincc gammasgn mills_gap ndtri rel_entr rgamma stdtr windows_adjoint zeta vector_norm
     """.split()  # vector_norm: one order of five
 )
 #: those of the families that are tested in modules of their own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.support import assert_raises, draw
 
 #: of what the guide names, examples of which each takes the arguments of its row
 PORTED: dict[str, tuple[Any, ...]] = {
+    "`register_forward_hook`": (nn.Module.register_forward_hook,),
     "`nn.LSTM`": (nn.LSTM,), "`nn.MultiheadAttention`": (nn.MultiheadAttention,), "`nn.Embedding`, `F.embedding`": (nn.Embedding, F.embedding),
     "`nn.BatchNorm*`, `nn.InstanceNorm*`, `nn.GroupNorm`": (nn.BatchNorm2d, nn.InstanceNorm1d, nn.GroupNorm), "`nn.Hardtanh`": (nn.Hardtanh,),
     "`nn.Upsample`, `F.interpolate`": (nn.Upsample,), "`nn.TransformerEncoder`": (nn.TransformerEncoder,), "losses": (F.mse_loss, nn.L1Loss),
@@ -37,6 +39,29 @@ def test_the_guide_names_arguments_that_are_not_there() -> None:
             assert not set(re.findall(r"`([a-z_]+)`", arguments)) & inspect.signature(function).parameters.keys(), name
     for mode in re.findall(r'`"([a-z]+)"`', section):
         assert_raises(ArgumentError, "expected one of", lambda mode=mode: F.interpolate(ag.ones(1, 1, 2, 2), size=2, mode=mode))
+
+
+def test_the_guide_names_what_is_not_there_and_what_to_write_instead() -> None:
+    text = (Path(__file__).parents[2] / "docs/guides/port-from-pytorch.md").read_text(encoding="utf-8")
+    section = text.partition("### Names that are not there\n")[2].partition("###")[0]
+    rows = dict(re.findall(r"^\| `([\w.]+)`.* \| (.+) \|$", section, re.MULTILINE))
+    module = nn.Linear(2, 3)
+    names = {"module": module, "nn": nn, "F": F}
+    for path in rows:
+        assert_raises(AttributeError, "has no attribute", operator.attrgetter(path.partition(".")[2]), names[path.partition(".")[0]])
+    n, k, h, w, r, margin = 2, 8, 3, 5, 2, 0.1
+    x, y, c = draw(n, k, h, w), np.array([1.0, -1.0]), np.array([0.3, 0.4])
+    xs = [ag.tensor(draw(2, 3)), ag.tensor(draw(4, 3, at=1))]
+    names |= {"ag": ag, "n": n, "k": k, "h": h, "w": w, "r": r, "margin": margin, "x": ag.tensor(x), "y": ag.tensor(y), "c": ag.tensor(c), "xs": xs}
+    names |= {"longest": 4, "name": "weight"}
+    run = ("module.get_parameter", "nn.CosineEmbeddingLoss", "nn.PixelShuffle", "nn.utils.rnn", "F.unfold")
+    found = {path: eval(rows[path].strip("`"), dict(names)) for path in run}  # noqa: S307
+    assert found["module.get_parameter"] is module.weight
+    assert found["nn.CosineEmbeddingLoss"].item() == pytest.approx((1 - 0.3 + 0.4 - 0.1) / 2)
+    shuffled, unfolded, padded = (found[path].numpy() for path in ("nn.PixelShuffle", "F.unfold", "nn.utils.rnn"))
+    assert shuffled.shape == (n, 2, 6, 10) and shuffled[1, 1, 2 * 2 + 1, 2 * 3 + 0] == x[1, 4 + 2, 2, 3]
+    assert unfolded.shape == (n, k * 4, 2 * 4) and unfolded[1, 3 * 4 + 1, 1 * 4 + 2] == x[1, 3, 1, 2 + 1]
+    assert padded.shape == (2, 4, 3) and (padded[0, 2:] == 0).all() and (padded[0, :2] == xs[0].numpy()).all()
 
 
 # ---- dropout of channels
@@ -184,3 +209,19 @@ def test_a_transformer_is_its_encoder_and_decoder(options: dict[str, Any]) -> No
 )
 def test_an_unknown_name_is_told_with_the_nearest_one(get: Any, nearest: str) -> None:
     assert_raises(UnknownNameError, f"the nearest is '{nearest}'", get)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "data.DataLoader", "utils.data.Dataset", "nn.init.xavier_uniform_", "nn.utils.clip_grad_norm_", "optim.lr_scheduler.StepLR",
+        "linalg.cholesky", "fft.rfftn", "special.gammaln", "stats.multivariate_normal", "distributions.Bernoulli", "autograd.gradcheck",
+        "graph.GradientEdge", "implicit.fixed_point", "parallel.run_isolated_forward", "pipeline.Pipeline", "profiler.profile",
+        "transaction.Participant", "viz.graph_svg",
+    ],
+)  # fmt: skip
+def test_every_public_module_names_the_nearest(path: str) -> None:
+    where, _, name = path.rpartition(".")
+    module = operator.attrgetter(where)(ag)
+    getattr(module, name)
+    assert_raises(UnknownNameError, f"the nearest is '{name}'", getattr, module, name[:1] + name[2:])

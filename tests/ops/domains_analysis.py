@@ -104,6 +104,7 @@ DOMAINS: dict[str, Domain] = {
     "erfcx": unary(-2.0, 4.0),
     "ndtri": unary(0.1, 0.9),
     "exprel": unary(-4.0, 4.0, statics=({}, {"order": 2})),
+    "mills_gap": unary(-16.0, -0.1, statics=({}, {"order": 2})),
     "rel_entr": binary((0.2, 3.0), (0.2, 3.0)),
     "fft": cases(*(arrays(shape, **statics) for shape, statics in TRANSFORMS), prepare=_turned, finish=_parts, complex=True, dtypes=()),
     "ifft": cases(*(arrays(shape, **statics) for shape, statics in TRANSFORMS), prepare=_turned, finish=_parts, complex=True, dtypes=()),

@@ -29,7 +29,7 @@ BROADCAST = (
     "pow abs sgn rsqrt relu gelu silu elu leaky_relu softplus softsign sigmoid log_sigmoid clamp erf erfc erfinv log_ndtr logit gammaln gamma "
     "digamma zeta bessel_i0 bessel_i1 bessel_i0e bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 sinc xlogy xlog1py "
     "bessel_jv bessel_yn bessel_iv bessel_ive bessel_k0 bessel_k1 rgamma gammasgn gammainc gammaincc betainc betaincc stdtr erfcx ndtri "
-    "exprel rel_entr where mask round real imag angle conj clone to_copy nan_to_num complex isclose clamp_min "
+    "exprel mills_gap rel_entr where mask round real imag angle conj clone to_copy nan_to_num complex isclose clamp_min "
     "clamp_max to_device"
 ).split()
 REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
