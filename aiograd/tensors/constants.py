@@ -135,7 +135,8 @@ def foreign_array(value: Any, convert: Callable[[Any], np.ndarray[Any, Any]]) ->
     """``convert(value)`` for a value that may hold arrays of other libraries, each of which refuses numpy with an error of its own.
 
     Raises:
-        GraphError: one needs a gradient, as a torch tensor may. ArgumentTypeError: one is on a device, sparse, or of a dtype that numpy does not have.
+        GraphError: one needs a gradient, as a torch tensor may. ArgumentTypeError: one is on a device, sparse, or of a dtype that numpy
+            does not have.
     """
     try:
         return convert(value)
@@ -145,7 +146,7 @@ def foreign_array(value: Any, convert: Callable[[Any], np.ndarray[Any, Any]]) ->
         cls = type(foreign[0] if odd is None else odd)
         what = f"making a tensor of a {cls.__module__.partition('.')[0]}.{cls.__qualname__}"
         if odd is not None:
-            raise GraphError(f"{what}: it requires grad, and aiograd does not see its graph. Pass its detach() where the numbers are meant.") from error
+            raise GraphError(f"{what}: it requires grad, and aiograd does not see its graph. Pass its detach() for the numbers.") from error
         raise ArgumentTypeError(f"{what}: expected an array of numbers that numpy can read, found one that refuses: {error}") from error
 
 

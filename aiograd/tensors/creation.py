@@ -117,7 +117,8 @@ def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: 
         if copy is False and isinstance(data, (list, tuple, bool, int, float, complex)):
             raise ArgumentError(f"asarray(copy=False) of a {type(data).__name__}: its numbers are in no array, so a copy is needed; leave copy out")
         if not isinstance(data, (np.ndarray, np.generic)):
-            data = array_of(_materialized(data), dtype, like) if isinstance(data, (list, tuple, bool, int, float, complex)) else foreign_array(data, np.asarray)
+            is_plain = isinstance(data, (list, tuple, bool, int, float, complex))
+            data = array_of(_materialized(data), dtype, like) if is_plain else foreign_array(data, np.asarray)
         if copy is False and not data.dtype.isnative:
             raise ArgumentError(f"asarray(copy=False) of {data.dtype} {list(data.shape)}: making its byte order native needs a copy")
         data = check_numbers(data)

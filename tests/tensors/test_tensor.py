@@ -61,11 +61,11 @@ class Foreign:
 
 @pytest.mark.parametrize("error", [RuntimeError("no numpy"), TypeError("no numpy")])
 def test_arrays_of_other_libraries_that_numpy_cannot_read(error: Exception) -> None:
-    for make in (ag.tensor, ag.asarray):
+    for convert in (ag.tensor, ag.asarray):
         for data in (Foreign(error, False), [Foreign(error, False), 1.0]):
-            assert_raises(ArgumentTypeError, "making a tensor of a tests.Foreign: expected an array of numbers.*no numpy", make, data)
+            assert_raises(ArgumentTypeError, "making a tensor of a tests.Foreign: expected an array of numbers.*no numpy", convert, data)
         for data in (Foreign(error, True), [[Foreign(error, False), Foreign(error, True)]]):
-            assert_raises(GraphError, r"making a tensor of a tests.Foreign: it requires grad.*detach\(\)", make, data)
+            assert_raises(GraphError, r"making a tensor of a tests.Foreign: it requires grad.*detach\(\)", convert, data)
 
 
 def test_nested_lists_may_hold_tensors_arrays_and_numbers() -> None:

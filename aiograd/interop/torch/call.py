@@ -184,8 +184,8 @@ def _explained(layer: Any, error: Exception, given: Sequence[Any]) -> Exception 
 
 def _modified(name: str, other: str = "") -> InPlaceError:
     return InPlaceError(
-        f"the torch module {name} modifies its input in place,{other} which aiograd's graph cannot follow. Let it work on a copy (x = x.clone()), or set "
-        "inplace=False in its layers."
+        f"the torch module {name} modifies its input in place,{other} which aiograd's graph cannot follow. Let it work on a copy (x = x.clone()), "
+        "or set inplace=False in its layers."
     )
 
 

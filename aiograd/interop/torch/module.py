@@ -155,8 +155,8 @@ class TorchModule(Module):
             for name, buffer in buffers.items() if buffers else ():
                 if buffer is not None and buffer.grad_fn is not None:
                     raise GraphError(
-                        f"the torch module {type(self.module).__name__} has put a tensor with a graph into its buffer {name!r}: gradients of later calls "
-                        "would stop there. Detach what is written (detach(), or torch.no_grad()), and the buffer that there is (detach_())."
+                        f"the torch module {type(self.module).__name__} has put a tensor with a graph into its buffer {name!r}: gradients of later "
+                        "calls would stop there. Detach what is written (detach(), or torch.no_grad()), and the buffer that there is (detach_())."
                     )
 
     def _own_parameters(self) -> list[tuple[str, Any]]:
