@@ -127,6 +127,10 @@ def test_files_of_traces_that_cannot_be_read_or_written(tmp_path: Path, capsys: 
         assert cli.main(["trace", *map(str, words)]) == 2
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.startswith("aiograd trace: ") and captured.err.count("\n") == 1 and str(name) in captured.err
+    good.write_text('[{"ph": "X", "pid": 1, "tid": 1, "name": "\\ud800", "ts": 0}]')
+    command = [sys.executable, "-m", "aiograd", "trace", str(good)]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and b"\n?  " in done.stdout, "a name that cannot be printed"
     for limit in ("0", "-1", "many"):
         with pytest.raises(SystemExit) as exit:
             cli.main(["trace", str(good), "-n", limit])

@@ -86,7 +86,7 @@ def test_every_error_exists() -> None:
 
 def test_every_option_of_a_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
     known: dict[str, set[str]] = {}
-    for command in ("worker", "why", "wan"):
+    for command in ("worker", "why", "trace", "wan"):
         assert_raises(SystemExit, None, cli.main, [command, "--help"])
         known[command] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
         shown = {option for line in TEXT.splitlines() if line.startswith(f"$ aiograd {command}") for option in re.findall(r"--[a-z-]+", line)}

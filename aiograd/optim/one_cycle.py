@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
 from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.optim.schedule_arguments import check_numbers, checked_groups, one_for_each
 from aiograd.optim.schedules import LRScheduler
 from aiograd.running.modes import current_mode
 
@@ -39,7 +40,7 @@ class OneCycleLR(LRScheduler):
         epochs, steps_per_epoch: their product is the number of steps where `total_steps` is not given.
 
     Raises:
-        ArgumentError: an argument that makes no sense, or no momentum to cycle.
+        ArgumentError, ArgumentTypeError: an argument that makes no sense, or no momentum to cycle.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0, momentum=0.9)
     >>> scheduler = ag.optim.OneCycleLR(optimizer, max_lr=1.0, total_steps=5)
@@ -63,25 +64,29 @@ class OneCycleLR(LRScheduler):
         final_div_factor: float = 1e4,
         three_phase: bool = False,
     ) -> None:
+        groups = checked_groups("OneCycleLR", optimizer)
         if total_steps is None:
             if epochs is None or steps_per_epoch is None:
                 raise ArgumentError("OneCycleLR: expected total_steps, or epochs and steps_per_epoch")
+            check_numbers("OneCycleLR", epochs=epochs, steps_per_epoch=steps_per_epoch)
             total_steps = epochs * steps_per_epoch
+        check_numbers("OneCycleLR", total_steps=total_steps, pct_start=pct_start, div_factor=div_factor, final_div_factor=final_div_factor)
+        if not div_factor > 0 or not final_div_factor > 0:
+            raise ArgumentError(f"OneCycleLR(div_factor={div_factor}, final_div_factor={final_div_factor}): expected numbers above 0")
         if total_steps < 1 or not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
             raise ArgumentError(
                 f"OneCycleLR(total_steps={total_steps}, pct_start={pct_start}, anneal_strategy={anneal_strategy!r}): expected steps, a part from 0 "
                 "to 1, 'cos' or 'linear'"
             )
-        groups = optimizer.param_groups
         if cycle_momentum and not all("momentum" in group or "betas" in group for group in groups):
             raise ArgumentError("OneCycleLR(cycle_momentum=True): the optimizer has neither momentum nor betas; pass cycle_momentum=False")
         self.total_steps = total_steps
         self.anneal_strategy = anneal_strategy
         self.cycle_momentum = cycle_momentum
-        self.max_lrs: list[float] = _each("max_lr", max_lr, len(groups))
-        self.momenta: list[tuple[float, float]] = list(
-            zip(_each("base_momentum", base_momentum, len(groups)), _each("max_momentum", max_momentum, len(groups)), strict=True)
-        )
+        self.max_lrs: list[float] = one_for_each("OneCycleLR", "max_lr", max_lr, len(groups))
+        named = {"base_momentum": base_momentum, "max_momentum": max_momentum}
+        ends = [one_for_each("OneCycleLR", name, value, len(groups)) for name, value in named.items()]
+        self.momenta: list[tuple[float, float]] = list(zip(*ends, strict=True))
         self.div_factor = div_factor
         self.final_div_factor = final_div_factor
         up, down = ("initial", "max"), ("high", "low")
@@ -135,13 +140,6 @@ class OneCycleLR(LRScheduler):
         if self.anneal_strategy == "linear":
             return (last - first) * part + first
         return last + (first - last) / 2.0 * (math.cos(math.pi * part) + 1.0)
-
-
-def _each(name: str, value: float | Sequence[float], groups: int) -> list[float]:
-    values = [value] * groups if isinstance(value, (int, float)) else list(value)
-    if len(values) != groups:
-        raise ArgumentError(f"OneCycleLR({name}): found {len(values)} numbers for {groups} groups")
-    return values
 
 
 def _set_momentum(group: Group, momentum: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from aiograd.errors import ArgumentError
 from aiograd.optim.loading import count, saved_number
 from aiograd.optim.optimizer import Optimizer
+from aiograd.optim.schedule_arguments import as_number, check_numbers, checked_groups, one_for_each
 from aiograd.running.modes import current_mode
 
 
@@ -29,7 +30,7 @@ class ReduceLROnPlateau:
         eps: changes smaller than this are not made.
 
     Raises:
-        ArgumentError: an argument that makes no sense.
+        ArgumentError, ArgumentTypeError: an argument that makes no sense.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.ReduceLROnPlateau(optimizer, patience=1)
@@ -51,15 +52,14 @@ class ReduceLROnPlateau:
         min_lr: float | Sequence[float] = 0.0,
         eps: float = 1e-8,
     ) -> None:
+        groups = len(checked_groups("ReduceLROnPlateau", optimizer))
+        check_numbers("ReduceLROnPlateau", factor=factor, patience=patience, threshold=threshold, cooldown=cooldown, eps=eps)
         if mode not in ("min", "max") or threshold_mode not in ("rel", "abs") or not factor < 1.0:
             raise ArgumentError(
                 f"ReduceLROnPlateau(mode={mode!r}, threshold_mode={threshold_mode!r}, factor={factor}): expected 'min' or 'max', 'rel' or 'abs', "
                 "a factor below 1"
             )
-        groups = len(optimizer.param_groups)
-        self.min_lrs: list[float] = [float(min_lr)] * groups if isinstance(min_lr, (int, float)) else list(min_lr)
-        if len(self.min_lrs) != groups:
-            raise ArgumentError(f"ReduceLROnPlateau(min_lr): found {len(self.min_lrs)} numbers for {groups} groups")
+        self.min_lrs: list[float] = one_for_each("ReduceLROnPlateau", "min_lr", min_lr, groups)
         self.optimizer = optimizer
         self.mode = mode
         self.factor = factor
@@ -78,12 +78,15 @@ class ReduceLROnPlateau:
 
         Args:
             metrics: the measure.
+
+        Raises:
+            ArgumentTypeError: no number.
         """
         trace = current_mode().trace
         if trace is not None:
             trace.acts("step of a schedule", ReduceLROnPlateau.step, self, metrics)
             return
-        measure = float(metrics)
+        measure = as_number("ReduceLROnPlateau.step", metrics)
         self.last_epoch += 1
         if self.is_better(measure):
             self.best, self.num_bad_epochs = measure, 0

@@ -15,9 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.optim.loading import count, saved_number
 from aiograd.optim.optimizer import Optimizer
+from aiograd.optim.schedule_arguments import as_number, check_numbers, checked_groups, checked_milestones
 from aiograd.running.modes import current_mode
 
 
@@ -26,6 +27,9 @@ class LRScheduler:
 
     Args:
         optimizer: the optimizer; the present ``lr`` of each group is its base rate.
+
+    Raises:
+        ArgumentTypeError: no optimizer.
 
     >>> class HalfTheRate(ag.optim.LRScheduler):
     ...     def lr_at(self, base_lr, epoch, group):
@@ -39,12 +43,13 @@ class LRScheduler:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        groups = checked_groups(type(self).__name__, optimizer)
         self.optimizer = optimizer
         #: steps taken
         self.last_epoch: int = 0
-        for group in optimizer.param_groups:
+        for group in groups:
             group.setdefault("initial_lr", group["lr"])
-        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
+        self.base_lrs: list[float] = [group["initial_lr"] for group in groups]
         self._set()
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
@@ -115,7 +120,7 @@ class StepLR(LRScheduler):
         gamma: the factor.
 
     Raises:
-        ArgumentError: `step_size` is below 1.
+        ArgumentError, ArgumentTypeError: `step_size` is below 1, or arguments of other types.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.StepLR(optimizer, step_size=2)
@@ -124,6 +129,7 @@ class StepLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        check_numbers("StepLR", step_size=step_size, gamma=gamma)
         if step_size < 1:
             raise ArgumentError(f"StepLR(step_size={step_size}): expected at least 1")
         self.step_size = step_size
@@ -142,6 +148,9 @@ class MultiStepLR(LRScheduler):
         milestones: numbers of steps.
         gamma: the factor.
 
+    Raises:
+        ArgumentTypeError: something that is no optimizer or no number.
+
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.MultiStepLR(optimizer, milestones=[1, 3])
     >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
@@ -149,7 +158,8 @@ class MultiStepLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
-        self.milestones: list[int] = sorted(milestones)
+        check_numbers("MultiStepLR", gamma=gamma)
+        self.milestones: list[int] = sorted(checked_milestones("MultiStepLR", milestones))
         self.gamma = gamma
         super().__init__(optimizer)
 
@@ -164,6 +174,9 @@ class ExponentialLR(LRScheduler):
         optimizer: the optimizer.
         gamma: the factor.
 
+    Raises:
+        ArgumentTypeError: something that is no optimizer or no number.
+
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.ExponentialLR(optimizer, gamma=0.5)
     >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
@@ -171,6 +184,7 @@ class ExponentialLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        check_numbers("ExponentialLR", gamma=gamma)
         self.gamma = gamma
         super().__init__(optimizer)
 
@@ -187,7 +201,7 @@ class CosineAnnealingLR(LRScheduler):
         eta_min: the rate at the bottom.
 
     Raises:
-        ArgumentError: `T_max` is below 1.
+        ArgumentError, ArgumentTypeError: `T_max` is below 1, or arguments of other types.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.CosineAnnealingLR(optimizer, T_max=4)
@@ -196,6 +210,7 @@ class CosineAnnealingLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+        check_numbers("CosineAnnealingLR", T_max=T_max, eta_min=eta_min)
         if T_max < 1:
             raise ArgumentError(f"CosineAnnealingLR(T_max={T_max}): expected at least 1")
         self.T_max = T_max
@@ -216,7 +231,7 @@ class LinearLR(LRScheduler):
         total_iters: steps from the first to the last factor.
 
     Raises:
-        ArgumentError: numbers out of these ranges.
+        ArgumentError, ArgumentTypeError: numbers out of these ranges, or arguments of other types.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.LinearLR(optimizer, start_factor=0.25, total_iters=3)
@@ -225,6 +240,7 @@ class LinearLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, start_factor: float = 1.0 / 3.0, end_factor: float = 1.0, total_iters: int = 5) -> None:
+        check_numbers("LinearLR", start_factor=start_factor, end_factor=end_factor, total_iters=total_iters)
         if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1 or total_iters < 1:
             raise ArgumentError(f"LinearLR({start_factor}, {end_factor}, total_iters={total_iters}): expected factors up to 1, the first above 0")
         self.start_factor = start_factor
@@ -244,7 +260,7 @@ class LambdaLR(LRScheduler):
         lr_lambda: takes the number of steps and returns a factor.
 
     Raises:
-        ArgumentError: neither one function nor one for each group.
+        ArgumentError, ArgumentTypeError: neither one function nor one for each group; and of the steps, a factor that is no number.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
@@ -253,14 +269,17 @@ class LambdaLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]) -> None:
-        groups = len(optimizer.param_groups)
-        self.lr_lambdas: list[Callable[[int], float]] = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        groups = len(checked_groups("LambdaLR", optimizer))
+        given: Any = [lr_lambda] * groups if callable(lr_lambda) else lr_lambda
+        if not isinstance(given, (list, tuple)) or not all(map(callable, given)):
+            raise ArgumentTypeError(f"LambdaLR(lr_lambda={lr_lambda!r}): expected a function of the number of steps, or a list of one for each group")
+        self.lr_lambdas: list[Callable[[int], float]] = list(given)
         if len(self.lr_lambdas) != groups:
             raise ArgumentError(f"LambdaLR: found {len(self.lr_lambdas)} functions for {groups} groups; expected one each, or one for all")
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        return base_lr * self.lr_lambdas[group](epoch)
+        return base_lr * as_number(f"LambdaLR: the factor for step {epoch} of group {group}", self.lr_lambdas[group](epoch))
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -275,7 +294,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         eta_min: the rate at the bottom.
 
     Raises:
-        ArgumentError: a number below 1.
+        ArgumentError, ArgumentTypeError: a number below 1, or arguments of other types.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> scheduler = ag.optim.CosineAnnealingWarmRestarts(optimizer, T_0=2)
@@ -284,6 +303,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
+        check_numbers("CosineAnnealingWarmRestarts", T_0=T_0, T_mult=T_mult, eta_min=eta_min)
         if T_0 < 1 or T_mult < 1:
             raise ArgumentError(f"CosineAnnealingWarmRestarts(T_0={T_0}, T_mult={T_mult}): expected at least 1")
         self.T_0 = T_0
@@ -309,7 +329,7 @@ class SequentialLR(LRScheduler):
         milestones: at which step each but the first begins, ascending.
 
     Raises:
-        ArgumentError: milestones that do not fit, or schedules of another optimizer.
+        ArgumentError, ArgumentTypeError: milestones that do not fit, or schedules of another optimizer, or arguments of other types.
 
     >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
     >>> warmup = ag.optim.LinearLR(optimizer, start_factor=0.5, total_iters=2)
@@ -320,15 +340,19 @@ class SequentialLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
-        if not schedulers or len(milestones) != len(schedulers) - 1 or list(milestones) != sorted(milestones):
+        if not isinstance(schedulers, (list, tuple)) or not all(isinstance(each, LRScheduler) for each in schedulers):
+            kinds = ", ".join(type(each).__name__ for each in schedulers) if isinstance(schedulers, (list, tuple)) else type(schedulers).__name__
+            raise ArgumentTypeError(f"SequentialLR(schedulers=): expected a list of schedules such as LinearLR, found {kinds}")
+        starts = checked_milestones("SequentialLR", milestones)
+        if not schedulers or len(starts) != len(schedulers) - 1 or starts != sorted(starts):
             raise ArgumentError(
-                f"SequentialLR: found {len(schedulers)} schedulers and milestones {list(milestones)}; "
+                f"SequentialLR: found {len(schedulers)} schedulers and milestones {starts}; "
                 "expected ascending milestones, one fewer than schedulers"
             )
         if any(scheduler.optimizer is not optimizer for scheduler in schedulers):
             raise ArgumentError("SequentialLR: expected schedulers of the optimizer it is given")
         self.schedulers: list[LRScheduler] = list(schedulers)
-        self.milestones: list[int] = list(milestones)
+        self.milestones: list[int] = starts
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError
+from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
@@ -112,8 +113,10 @@ def array_of(value: Any, dtype: np.dtype[Any] | None = None, like: np.dtype[Any]
     """
     value = _plain_items(value)
     try:
-        array = np.array(value)
+        array = foreign_array(value, np.array)
     except ValueError as error:
+        if isinstance(error, AiogradError):
+            raise
         raise ShapeError(f"making a tensor of a nested list: {error}. Give every row the same length.") from None
     if array.dtype == object or array.dtype.kind not in "biufc":
         odd = next((f", such as a {type_found(item)}" for item in array.flat if not isinstance(item, (int, float, complex, np.generic))), "")
@@ -126,6 +129,33 @@ def array_of(value: Any, dtype: np.dtype[Any] | None = None, like: np.dtype[Any]
         wanted = number_dtype(0.0 if array.dtype.kind == "f" else 0j, None)
         array = array.astype(wanted if like is None else np.result_type(wanted, like))
     return array
+
+
+def foreign_array(value: Any, convert: Callable[[Any], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """``convert(value)`` for a value that may hold arrays of other libraries, each of which refuses numpy with an error of its own.
+
+    Raises:
+        GraphError: one needs a gradient, as a torch tensor may. ArgumentTypeError: one is on a device, sparse, or of a dtype that numpy
+            does not have.
+    """
+    try:
+        return convert(value)
+    except (RuntimeError, TypeError) as error:
+        foreign = [item for item in _leaves(value) if hasattr(item, "__array__") and not isinstance(item, (np.ndarray, np.generic))] or [value]
+        odd = next((item for item in foreign if getattr(item, "requires_grad", False) is True), None)
+        cls = type(foreign[0] if odd is None else odd)
+        what = f"making a tensor of a {cls.__module__.partition('.')[0]}.{cls.__qualname__}"
+        if odd is not None:
+            raise GraphError(f"{what}: it requires grad, and aiograd does not see its graph. Pass its detach() for the numbers.") from error
+        raise ArgumentTypeError(f"{what}: expected an array of numbers that numpy can read, found one that refuses: {error}") from error
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _plain_items(value: Any) -> Any:

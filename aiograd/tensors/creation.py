@@ -8,7 +8,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.running.modes import current_mode
-from aiograd.tensors.constants import array_of, check_numbers, checked_dtype
+from aiograd.tensors.constants import array_of, check_numbers, checked_dtype, foreign_array
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.tensor import Tensor
 
@@ -27,7 +27,8 @@ def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_
 
     Raises:
         ArgumentTypeError: `data` is not numbers, or `requires_grad` with a dtype that has no gradient.
-        GraphError: a list holds a tensor that requires grad; `aiograd.stack` makes a tensor of it that stays in the graph.
+        GraphError: a list holds a tensor that requires grad; `aiograd.stack` makes a tensor of it that stays in the graph. Or a torch tensor
+            requires grad.
     """
     from_tensor = isinstance(data, TensorCore)
     trace = current_mode().trace
@@ -92,7 +93,7 @@ def asarray(data: Any, dtype: Any = None, *, device: str | None = None, copy: bo
 
     Raises:
         ArgumentError: `copy` is False and a copy would be needed.
-        ArgumentTypeError: no numbers.
+        ArgumentTypeError: no numbers. GraphError: a torch tensor that requires grad.
     """
     return tensor_of(data, dtype=dtype, device=device, copy=copy)
 
@@ -116,7 +117,8 @@ def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: 
         if copy is False and isinstance(data, (list, tuple, bool, int, float, complex)):
             raise ArgumentError(f"asarray(copy=False) of a {type(data).__name__}: its numbers are in no array, so a copy is needed; leave copy out")
         if not isinstance(data, (np.ndarray, np.generic)):
-            data = array_of(_materialized(data), dtype, like) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
+            is_plain = isinstance(data, (list, tuple, bool, int, float, complex))
+            data = array_of(_materialized(data), dtype, like) if is_plain else foreign_array(data, np.asarray)
         if copy is False and not data.dtype.isnative:
             raise ArgumentError(f"asarray(copy=False) of {data.dtype} {list(data.shape)}: making its byte order native needs a copy")
         data = check_numbers(data)

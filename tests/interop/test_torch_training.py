@@ -784,6 +784,69 @@ def in_place(x: Any) -> Any:
     return x + 1
 
 
+class Writing(torch.nn.Module):  # type: ignore[misc]
+    """A layer with a buffer, and something that writes."""
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.register_buffer("total", torch.zeros(3))
+        self.write = write
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        self.write(self, y)
+        return self.layer(y) * 1.0
+
+
+def add_with_graph(module: Any, y: Any) -> None:
+    module.total.add_(y.sum(0))
+
+
+def keep_with_graph(module: Any, y: Any) -> None:
+    module.total = y.sum(0)
+
+
+def scale_parameter(module: Any, y: Any) -> None:
+    module.layer.weight.mul_(0.5)
+
+
+def add_detached(module: Any, y: Any) -> None:
+    module.total.add_(y.detach().sum(0))
+
+
+@pytest.mark.parametrize("write", [add_with_graph, keep_with_graph])
+async def test_a_module_that_keeps_its_graph_in_a_buffer_is_refused(write: Any) -> None:
+    """Its next call would use the graph of this one, and gradients of this one's input would be lost."""
+    layer = interop.wrap(Writing(write))
+    assert_raises(GraphError, "Writing has put a tensor with a graph into its buffer 'total'.*detach", lambda: layer(ag.ones(2, 3)))
+    layer.module.total.detach_()
+    with ag.no_grad():
+        assert layer(ag.ones(2, 3)).shape == (2, 3)
+    layer.module.write = add_detached
+    await layer(ag.ones(2, 3)).sum().backward()
+    assert layer.module.layer.weight.grad is not None and layer.module.total.grad_fn is None
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_module_that_writes_to_its_parameters_is_told_so(needs: bool) -> None:
+    layer = interop.wrap(Writing(scale_parameter))
+    x = ag.ones(2, 3, requires_grad=needs)
+    assert_raises(InPlaceError, "a parameter that needs a gradient" if needs else "writes to a parameter in place.*no_grad", lambda: layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, about torch
+@pytest.mark.parametrize("make", [ag.tensor, ag.asarray])
+def test_torch_tensors_that_numpy_cannot_read(make: Any) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    for data in (leaf, leaf * 2, [leaf, leaf], [torch.ones(3), leaf], torch.nn.Parameter(torch.ones(3))):
+        assert_raises(GraphError, r"making a tensor of a torch\..*requires grad.*detach\(\)", make, data)
+    assert_raises(GraphError, "requires grad", lambda: ag.add(ag.ones(2, 3), [leaf, leaf]))
+    for data in (torch.ones(3, dtype=torch.bfloat16), torch.eye(3).to_sparse(), torch.ones(3, device="meta"), [torch.ones(3, dtype=torch.bfloat16)]):
+        assert_raises(ArgumentTypeError, "making a tensor of a torch.Tensor: expected an array of numbers that numpy can read", make, data)
+    assert make(leaf.detach()).tolist() == [1.0, 1.0, 1.0] and make([leaf.detach()]).shape == (1, 3)
+
+
 @pytest.mark.parametrize("needs", [False, True])
 def test_a_module_that_modifies_its_input_is_refused(needs: bool) -> None:
     x = ag.ones(3)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiograd as ag
 from aiograd import nn, optim
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from tests.support import assert_raises
 
 
@@ -97,3 +98,76 @@ def test_a_schedule_continues_from_its_state(name: str) -> None:
 )
 def test_schedules_that_make_no_sense_are_refused(wrong: Any) -> None:
     assert_raises(ArgumentError, None, lambda: wrong(optimizer()))
+
+
+WRONG_TYPES: list[Any] = [
+    lambda o: optim.StepLR("sgd", 1),
+    lambda o: optim.LambdaLR(None, lambda t: 1.0),
+    lambda o: optim.OneCycleLR(None, 0.1, 5),
+    lambda o: optim.ReduceLROnPlateau([]),
+    lambda o: optim.StepLR(o, "1"),
+    lambda o: optim.StepLR(o, None),
+    lambda o: optim.StepLR(o, True),
+    lambda o: optim.StepLR(o, 1, "0.1"),
+    lambda o: optim.StepLR(o, np.ones(2)),
+    lambda o: optim.MultiStepLR(o, 3),
+    lambda o: optim.MultiStepLR(o, "12"),
+    lambda o: optim.MultiStepLR(o, [1, None]),
+    lambda o: optim.MultiStepLR(o, [1], None),
+    lambda o: optim.ExponentialLR(o, "x"),
+    lambda o: optim.CosineAnnealingLR(o, "10"),
+    lambda o: optim.CosineAnnealingLR(o, 10, None),
+    lambda o: optim.LinearLR(o, "a"),
+    lambda o: optim.LinearLR(o, 0.5, total_iters=None),
+    lambda o: optim.LambdaLR(o, 0.5),
+    lambda o: optim.LambdaLR(o, [0.5, 0.5]),
+    lambda o: optim.LambdaLR(o, lambda t: None),
+    lambda o: optim.LambdaLR(o, lambda t: "x"),
+    lambda o: optim.CosineAnnealingWarmRestarts(o, "1"),
+    lambda o: optim.CosineAnnealingWarmRestarts(o, 1, None),
+    lambda o: optim.SequentialLR(o, None, []),
+    lambda o: optim.SequentialLR(o, [o], []),
+    lambda o: optim.SequentialLR(o, [optim.StepLR(o, 1), optim.StepLR(o, 1)], 1),
+    lambda o: optim.SequentialLR(o, [optim.StepLR(o, 1), optim.StepLR(o, 1)], ["1"]),
+    lambda o: optim.OneCycleLR(o, "x", 5),
+    lambda o: optim.OneCycleLR(o, [0.1, None], 5),
+    lambda o: optim.OneCycleLR(o, 0.1, "5"),
+    lambda o: optim.OneCycleLR(o, 0.1, epochs="2", steps_per_epoch=3),
+    lambda o: optim.OneCycleLR(o, 0.1, 5, div_factor=None),
+    lambda o: optim.OneCycleLR(o, 0.1, 5, base_momentum="x"),
+    lambda o: optim.ReduceLROnPlateau(o, factor="x"),
+    lambda o: optim.ReduceLROnPlateau(o, patience=None),
+    lambda o: optim.ReduceLROnPlateau(o, min_lr="x"),
+    lambda o: optim.ReduceLROnPlateau(o).step(None),
+    lambda o: optim.ReduceLROnPlateau(o).step([1.0, 2.0]),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": None, "base_lrs": [1.0, 1.0]}),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1, "base_lrs": [1.0, "x"]}),
+    lambda o: optim.ReduceLROnPlateau(o).load_state_dict({**optim.ReduceLROnPlateau(o).state_dict(), "best": None}),
+]  # fmt: skip
+WRONG_VALUES: list[Any] = [
+    lambda o: optim.OneCycleLR(o, 0.1, 5, div_factor=0),
+    lambda o: optim.OneCycleLR(o, 0.1, 5, final_div_factor=0.0),
+    lambda o: optim.OneCycleLR(o, [0.1], 5),
+    lambda o: optim.StepLR(o, 1).load_state_dict(3),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1, "base_lrs": 3}),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1.5, "base_lrs": [1.0, 1.0]}),
+    lambda o: optim.ReduceLROnPlateau(o).load_state_dict({**optim.ReduceLROnPlateau(o).state_dict(), "last_epoch": 1.5}),
+]
+
+
+@pytest.mark.parametrize("place", range(len(WRONG_TYPES) + len(WRONG_VALUES)))
+def test_wrong_arguments_of_schedules_are_named(place: int) -> None:
+    wrong = [*WRONG_TYPES, *WRONG_VALUES][place]
+    error = ArgumentTypeError if place < len(WRONG_TYPES) else ArgumentError
+    assert_raises(error, r"^(\w+LR|CosineAnnealingWarmRestarts|ReduceLROnPlateau)\b.*(expected|found)", lambda: wrong(optimizer()))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    o = optimizer()
+    schedule = optim.StepLR(o, np.int64(2), np.float32(0.5))
+    schedule.load_state_dict({"last_epoch": np.int64(2), "base_lrs": [np.float32(1.0), 1.0]})
+    assert schedule.get_last_lr() == [0.5, 0.5] and optim.MultiStepLR(o, np.array([3, 1])).milestones == [1, 3]
+    plateau = optim.ReduceLROnPlateau(o, patience=np.int64(0), min_lr=np.float32(0.25))
+    plateau.step(ag.tensor(1.0))
+    plateau.step(np.float32(2.0))
+    assert plateau.num_bad_epochs == 0 and plateau.min_lrs == [0.25, 0.25]

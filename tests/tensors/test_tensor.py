@@ -49,6 +49,25 @@ def test_tensor_of_a_tensor_is_a_leaf() -> None:
     assert ag.tensor(y, dtype=np.float32, requires_grad=True).is_leaf
 
 
+class Foreign:
+    """An array of another library, which numpy cannot read."""
+
+    def __init__(self, error: Exception, requires_grad: bool) -> None:
+        self.error, self.requires_grad = error, requires_grad
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no numpy"), TypeError("no numpy")])
+def test_arrays_of_other_libraries_that_numpy_cannot_read(error: Exception) -> None:
+    for convert in (ag.tensor, ag.asarray):
+        for data in (Foreign(error, False), [Foreign(error, False), 1.0]):
+            assert_raises(ArgumentTypeError, "making a tensor of a tests.Foreign: expected an array of numbers.*no numpy", convert, data)
+        for data in (Foreign(error, True), [[Foreign(error, False), Foreign(error, True)]]):
+            assert_raises(GraphError, r"making a tensor of a tests.Foreign: it requires grad.*detach\(\)", convert, data)
+
+
 def test_nested_lists_may_hold_tensors_arrays_and_numbers() -> None:
     made = ag.tensor([[ag.tensor(1.0), 2], [np.float64(3.0), np.array(4.0)]])
     assert made.tolist() == [[1.0, 2.0], [3.0, 4.0]]

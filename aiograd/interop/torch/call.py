@@ -75,6 +75,8 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     result, elapsed_ns = _run(layer, tree, records, [each.given for each in passed], None if hooks is None else states)
     inputs = [*passed, *plain]
     _check_inputs(layer, inputs)
+    if records:
+        layer.refuse_graphs_in_buffers()
     returned: list[Any] = []
     refuse = functools.partial(_refuse_hidden, layer) if records else None
     result = map_nested(functools.partial(_take, layer, inputs, returned), result, torch.Tensor, refuse)
@@ -165,7 +167,11 @@ def _explained(layer: Any, error: Exception, given: Sequence[Any]) -> Exception 
     """The error of aiograd for one that a torch module has raised because of its arguments; None for any other."""
     name = type(layer.module).__name__
     if "leaf Variable that requires grad" in str(error) and "in-place operation" in str(error):
-        return _modified(name)
+        is_input = any(each.requires_grad for each in given)
+        return _modified(name, " or a parameter that needs a gradient,") if is_input else InPlaceError(
+            f"the torch module {name} writes to a parameter in place, where that needs a gradient. Write to it in a block of torch.no_grad(), or "
+            "compute with a new tensor."
+        )
     places = {str(parameter.torch_parameter.device) for parameter in layer.shared_parameters()}
     inputs = {str(each.device) for each in given}
     if len(places | inputs) > 1:
@@ -176,10 +182,10 @@ def _explained(layer: Any, error: Exception, given: Sequence[Any]) -> Exception 
     return None
 
 
-def _modified(name: str) -> InPlaceError:
+def _modified(name: str, other: str = "") -> InPlaceError:
     return InPlaceError(
-        f"the torch module {name} modifies its input in place, which aiograd's graph cannot follow. Let it work on a copy (x = x.clone()), or set "
-        "inplace=False in its layers."
+        f"the torch module {name} modifies its input in place,{other} which aiograd's graph cannot follow. Let it work on a copy (x = x.clone()), "
+        "or set inplace=False in its layers."
     )
 
 

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.call import call
 from aiograd.interop.torch.conversion import tensor_over
@@ -75,6 +75,8 @@ class TorchModule(Module):
         self.keep_grad = keep_grad
         self._places: list[tuple[dict[str, Any], list[int], dict[str, Any], list[int]]] = []
         self._shared: list[SharedParameter] = []
+        #: the buffers of each torch module by their names
+        self._buffers_by_name: list[dict[str, Any]] = []
         self._by_path: list[tuple[str, SharedParameter]] = []
         self._buffers: dict[str, tuple[Any, Any]] = {}
         #: Tensors in the place of parameters and buffers, by path; see `aiograd.functional_call`
@@ -102,8 +104,9 @@ class TorchModule(Module):
             Its result, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
 
         Raises:
-            GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module
-                modified an input in place, or returned a view of one. DeviceMismatchError: arguments and module are on different devices.
+            GraphError: a torch tensor that requires grad among the arguments, a result within an object of another kind, or a graph that the module
+                has put into a buffer. InPlaceError: the module modified an input in place, or a parameter where that needs a gradient, or returned a
+                view of an input. DeviceMismatchError: arguments and module are on different devices.
                 DeviceError: a result is on a device that aiograd does not have. ArgumentTypeError: a dtype that one of the libraries does not have.
         """
         trace = current_mode().trace
@@ -139,7 +142,22 @@ class TorchModule(Module):
             (each._parameters, [*map(id, each._parameters.values())], each._modules, [*map(id, each._modules.values())])
             for each in self.module.modules()
         ]
+        self._buffers_by_name = [each._buffers for each in self.module.modules()]
         return self._shared
+
+    def refuse_graphs_in_buffers(self) -> None:
+        """Raise if a buffer of the torch module is part of a graph.
+
+        Raises:
+            GraphError: it is.
+        """
+        for buffers in self._buffers_by_name:
+            for name, buffer in buffers.items() if buffers else ():
+                if buffer is not None and buffer.grad_fn is not None:
+                    raise GraphError(
+                        f"the torch module {type(self.module).__name__} has put a tensor with a graph into its buffer {name!r}: gradients of later "
+                        "calls would stop there. Detach what is written (detach(), or torch.no_grad()), and the buffer that there is (detach_())."
+                    )
 
     def _own_parameters(self) -> list[tuple[str, Any]]:
         self.shared_parameters()

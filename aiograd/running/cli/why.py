@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from aiograd.distributed import Keyring, WaitReport, Worker
+from aiograd.distributed import Keyring, Worker
 from aiograd.distributed.cluster.loading import make_tls
 from aiograd.distributed.rpc.http.naming import name_at
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.engine.run import run
 from aiograd.errors import ArgumentError, WorkerLostError
+from aiograd.running.cli.output import print_text
 from aiograd.running.cli.worker import find_secret, in_words_of_options, read_peer
 
 #: status where there is a cycle
@@ -75,12 +75,7 @@ async def _ask(options: argparse.Namespace, peers: dict[str, str], keyring: Keyr
             report = await worker.why(name, timeout=options.timeout, with_known=True)
             if name in report.silent:
                 raise WorkerLostError(f"worker {name!r} gave no report: {report.silent[name]}")
-            _print(report, as_json=options.json)
+            print_text(report.to_json() if options.json else f"{report}\n")
             if not options.watch:
                 return CYCLE if report.cycles else 0
             await asyncio.sleep(WATCH_SECONDS)
-
-
-def _print(report: WaitReport, *, as_json: bool) -> None:
-    text = report.to_json() if as_json else f"{report}\n"
-    print(text.encode(sys.stdout.encoding or "utf-8", "replace").decode(sys.stdout.encoding or "utf-8"), flush=True)
