@@ -37,6 +37,10 @@ class Split:
 
     axis: int = 0
 
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, bool) or not isinstance(self.axis, (int, np.integer)):
+            raise ArgumentTypeError(f"Split(axis={self.axis!r}): expected an int")
+
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
@@ -57,6 +61,10 @@ class Reduce:
 
     function: Callable[[Any, Any], Any]
     initial: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ArgumentTypeError(f"Reduce({self.function!r}, ...): expected a function of two results")
 
 
 REPLICATE = Replicate()
@@ -86,6 +94,9 @@ def split_microbatches(
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"splitting into {count!r} microbatches: expected a number of at least 1")
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, (Mapping, type(None))):
+        found = f"{type(args).__name__} and {type(kwargs).__name__}"
+        raise ArgumentTypeError(f"splitting into microbatches: expected a tuple of arguments, such as (x,), and a dict of others, found {found}")
     parts = _batch(tuple(args), dict(kwargs or {}), arg_specs, kwarg_specs)
     rows = _rows(parts)
     if rows and 0 < rows[0][1] < count:
@@ -180,6 +191,10 @@ _Part = tuple[Any, Any, str]
 
 
 def _batch(args: tuple[Any, ...], kwargs: dict[str, Any], arg_specs: Any, kwarg_specs: Any) -> list[_Part]:
+    if not isinstance(arg_specs, (tuple, list, type(None))):
+        raise ArgumentTypeError(f"arg_specs is a {type(arg_specs).__name__}; expected a tuple with a spec for each positional argument, or None")
+    if not isinstance(kwarg_specs, (Mapping, type(None))):
+        raise ArgumentTypeError(f"kwarg_specs is a {type(kwarg_specs).__name__}; expected a dict of specs by the names of arguments, or None")
     return [(args, None if arg_specs is None else tuple(arg_specs), "args"), (kwargs, None if kwarg_specs is None else dict(kwarg_specs), "kwargs")]
 
 
