@@ -107,8 +107,8 @@ class Private:
     async def step(self, loss: Callable[..., Any], batch: Any, *, chunk_size: int | None = None) -> Tensor:
         """Take a step; an empty batch is one, with noise alone.
 
-        It is a transaction: where it raises, or is cancelled, no parameter, no state, no generator and no count has changed, and no ``grad`` is used.
-        See Note [A private step is a transaction].
+        It is a transaction: where it raises, or is cancelled, no parameter, no state, no generator and no count has changed. No ``grad`` is used and
+        no hook of a parameter is called. See Note [A private step is a transaction].
 
         Args:
             loss: of one example, ``loss(*example)``, as for `aiograd.grad_per_sample`.
@@ -266,7 +266,7 @@ def _blocks(totals: dict[Any, Any]) -> list[list[Any]]:
     blocks: list[list[Any]] = []
     room = 0
     for p, total in totals.items():
-        totals[p] = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
+        totals[p] = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total).reshape(p.shape)  # else (1,) for ()
         flat = totals[p].reshape(-1)
         for start in range(0, flat.size, _BLOCK):
             part = flat[start : start + _BLOCK]
