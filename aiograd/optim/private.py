@@ -120,7 +120,7 @@ class Private:
 
         Raises:
             NaNGradientError: the gradient of an example is not finite. ModifiedError: a parameter was modified meanwhile, as by another step.
-            ArgumentError: as `aiograd.grad_per_sample`.
+            ArgumentError: as `aiograd.grad_per_sample`, or parameters of a `DistributedDataParallel`.
 
         >>> w = ag.zeros(2, requires_grad=True)
         >>> optimizer = ag.optim.SGD([w], lr=1.0)
@@ -132,6 +132,11 @@ class Private:
         """
         tell_compiler("takes a private step")
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)
+        if any((extra := p._node._extra) is not None and extra.reducer is not None for p in params):
+            raise ArgumentError(
+                "Private.step: its parameters belong to a DistributedDataParallel, and a private step combines no gradients, so members would differ. "
+                "Train in one process, or call detach() of the DistributedDataParallel"
+            )
         versions = [counter_of(p)[0] for p in params]
         unused = self.generator.state_dict()
         generator = self.generator.fork()

@@ -30,6 +30,9 @@ class Split:
     Args:
         axis: the axis; negative ones count from the end.
 
+    Raises:
+        ArgumentTypeError: no int.
+
     >>> calls = ag.pipeline.split_microbatches((ag.ones(2, 4),), None, 2, arg_specs=[ag.pipeline.Split(axis=1)])
     >>> ag.pipeline.merge_microbatches([args[0] for args, _ in calls], ag.pipeline.Split(axis=1)).shape
     (2, 4)
@@ -54,6 +57,9 @@ class Reduce:
     Args:
         function: takes two results and returns one.
         initial: the first argument of the first call.
+
+    Raises:
+        ArgumentTypeError: no callable.
 
     >>> ag.pipeline.merge_microbatches([1, 2, 3], ag.pipeline.Reduce(lambda a, b: a + b, 0))
     6
