@@ -134,7 +134,7 @@ class Private:
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)
         if any((extra := p._node._extra) is not None and extra.reducer is not None for p in params):
             raise ArgumentError(
-                "Private.step: its parameters belong to a DistributedDataParallel, and a private step combines no gradients, so members would differ. "
+                "Private.step: parameters belong to a DistributedDataParallel, and a private step combines no gradients, so members would differ. "
                 "Train in one process, or call detach() of the DistributedDataParallel"
             )
         versions = [counter_of(p)[0] for p in params]
