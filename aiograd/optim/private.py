@@ -107,8 +107,8 @@ class Private:
     async def step(self, loss: Callable[..., Any], batch: Any, *, chunk_size: int | None = None) -> Tensor:
         """Take a step; an empty batch is one, with noise alone.
 
-        It is a transaction: where it raises, or is cancelled, no parameter, no state, no generator and no count has changed, and no ``grad`` is used.
-        See Note [A private step is a transaction].
+        It is a transaction: where it raises, or is cancelled, no parameter, no state, no generator and no count has changed. No ``grad`` is used and
+        no hook of a parameter is called. See Note [A private step is a transaction].
 
         Args:
             loss: of one example, ``loss(*example)``, as for `aiograd.grad_per_sample`.
@@ -120,7 +120,7 @@ class Private:
 
         Raises:
             NaNGradientError: the gradient of an example is not finite. ModifiedError: a parameter was modified meanwhile, as by another step.
-            ArgumentError: as `aiograd.grad_per_sample`.
+            ArgumentError: as `aiograd.grad_per_sample`, or parameters of a `DistributedDataParallel`.
 
         >>> w = ag.zeros(2, requires_grad=True)
         >>> optimizer = ag.optim.SGD([w], lr=1.0)
@@ -132,6 +132,11 @@ class Private:
         """
         tell_compiler("takes a private step")
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)
+        if any((extra := p._node._extra) is not None and extra.reducer is not None for p in params):
+            raise ArgumentError(
+                "Private.step: parameters belong to a DistributedDataParallel, and a private step combines no gradients, so members would differ. "
+                "Train in one process, or call detach() of the DistributedDataParallel"
+            )
         versions = [counter_of(p)[0] for p in params]
         unused = self.generator.state_dict()
         generator = self.generator.fork()
@@ -266,7 +271,7 @@ def _blocks(totals: dict[Any, Any]) -> list[list[Any]]:
     blocks: list[list[Any]] = []
     room = 0
     for p, total in totals.items():
-        totals[p] = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
+        totals[p] = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total).reshape(p.shape)  # else (1,) for ()
         flat = totals[p].reshape(-1)
         for start in range(0, flat.size, _BLOCK):
             part = flat[start : start + _BLOCK]

@@ -30,12 +30,19 @@ class Split:
     Args:
         axis: the axis; negative ones count from the end.
 
+    Raises:
+        ArgumentTypeError: no int.
+
     >>> calls = ag.pipeline.split_microbatches((ag.ones(2, 4),), None, 2, arg_specs=[ag.pipeline.Split(axis=1)])
     >>> ag.pipeline.merge_microbatches([args[0] for args, _ in calls], ag.pipeline.Split(axis=1)).shape
     (2, 4)
     """
 
     axis: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, bool) or not isinstance(self.axis, (int, np.integer)):
+            raise ArgumentTypeError(f"Split(axis={self.axis!r}): expected an int")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +58,19 @@ class Reduce:
         function: takes two results and returns one.
         initial: the first argument of the first call.
 
+    Raises:
+        ArgumentTypeError: no callable.
+
     >>> ag.pipeline.merge_microbatches([1, 2, 3], ag.pipeline.Reduce(lambda a, b: a + b, 0))
     6
     """
 
     function: Callable[[Any, Any], Any]
     initial: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ArgumentTypeError(f"Reduce({self.function!r}, ...): expected a function of two results")
 
 
 REPLICATE = Replicate()
@@ -86,6 +100,9 @@ def split_microbatches(
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"splitting into {count!r} microbatches: expected a number of at least 1")
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, (Mapping, type(None))):
+        found = f"{type(args).__name__} and {type(kwargs).__name__}"
+        raise ArgumentTypeError(f"splitting into microbatches: expected a tuple of arguments, such as (x,), and a dict of others, found {found}")
     parts = _batch(tuple(args), dict(kwargs or {}), arg_specs, kwarg_specs)
     rows = _rows(parts)
     if rows and 0 < rows[0][1] < count:
@@ -180,6 +197,10 @@ _Part = tuple[Any, Any, str]
 
 
 def _batch(args: tuple[Any, ...], kwargs: dict[str, Any], arg_specs: Any, kwarg_specs: Any) -> list[_Part]:
+    if not isinstance(arg_specs, (tuple, list, type(None))):
+        raise ArgumentTypeError(f"arg_specs is a {type(arg_specs).__name__}; expected a tuple with a spec for each positional argument, or None")
+    if not isinstance(kwarg_specs, (Mapping, type(None))):
+        raise ArgumentTypeError(f"kwarg_specs is a {type(kwarg_specs).__name__}; expected a dict of specs by the names of arguments, or None")
     return [(args, None if arg_specs is None else tuple(arg_specs), "args"), (kwargs, None if kwarg_specs is None else dict(kwarg_specs), "kwargs")]
 
 

@@ -132,6 +132,15 @@ async def test_a_step_without_noise_is_the_sum_of_clipped_gradients_over_the_exp
     assert scene.private.steps == 1 and scene.w.grad is None
 
 
+async def test_parameters_of_any_shape_are_trained_and_no_hook_of_theirs_is_called() -> None:
+    scale, empty = ag.tensor(np.float32(1.0), requires_grad=True), ag.zeros(0, 3, requires_grad=True)
+    scale.register_hook(lambda grad: grad * 100)
+    optimizer = ag.optim.SGD([scale, empty], lr=1.0)
+    private = ag.optim.Private(optimizer, noise_multiplier=0.0, max_grad_norm=10.0, sample_rate=0.5, dataset_size=4)
+    await private.step(lambda x: x * scale + empty.sum(), np.array([1.0, 3.0], np.float32))
+    assert scale.shape == () and scale.item() == 1.0 - (1.0 + 3.0) / 2 and empty.shape == (0, 3)
+
+
 async def test_one_example_moves_the_sum_by_no_more_than_the_norm() -> None:
     scene = Scene(noise_multiplier=0.0, max_grad_norm=0.25)
     rng = np.random.default_rng(3)

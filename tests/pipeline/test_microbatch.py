@@ -12,6 +12,7 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, MicrobatchError
 from aiograd.pipeline import REPLICATE, Reduce, Split, merge_microbatches, split_microbatches
 from aiograd.pipeline.microbatch import microbatches_of
+from tests.support import assert_raises
 
 
 def rows(n: int, *more: int) -> Any:
@@ -262,3 +263,12 @@ def test_batches_that_come_in_the_wrong_pieces(whole: Any, given: Any, kind: typ
     with pytest.raises(kind, match=message) as caught:
         microbatches_of(*whole, 2, **given)
     assert isinstance(caught.value, TypeError) == (kind is ArgumentTypeError)
+
+
+def test_what_cannot_be_split_or_folded_is_refused() -> None:
+    for args, kwargs in ((ag.ones(4, 2), None), (None, None), ((ag.ones(4),), 5)):
+        assert_raises(ArgumentTypeError, "expected a tuple of arguments", split_microbatches, args, kwargs, 2)
+    assert_raises(ArgumentTypeError, "arg_specs is a Split", split_microbatches, (ag.ones(4),), None, 2, arg_specs=Split(0))
+    assert_raises(ArgumentTypeError, "kwarg_specs is a int", split_microbatches, (), {"x": ag.ones(4)}, 2, kwarg_specs=5)
+    assert_raises(ArgumentTypeError, r"Split\(axis='a'\)", Split, "a")
+    assert_raises(ArgumentTypeError, "a function of two results", Reduce, 5, 0)

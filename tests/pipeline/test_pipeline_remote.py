@@ -56,6 +56,26 @@ async def test_the_gradients_are_those_of_the_serial_run(homes: str, name: str) 
         assert [worker.statistics().references for worker in opened] == held
 
 
+@pytest.mark.parametrize("homes", ["ab", ".b", "a."])
+async def test_arrays_of_a_batch_and_numbers_of_numpy_reach_workers(homes: str) -> None:
+    """The first stage gets the input, the last one the target and computes the loss."""
+    x, target = data(9)
+    alone = blocks(2)
+    losses = await serial(alone, 3, x, target)
+    async with workers("driver", "a", "b", service=service) as opened:
+        driver = opened[0]
+        modules = [
+            kind(index) if home == "." else dist.RemoteModule(driver, home, await driver.remote(home, kind, index))
+            for index, (home, kind) in enumerate(zip(homes, (Block, Head), strict=True))
+        ]
+        async with Pipeline(modules, make_schedule("1F1B", 2, 3)) as pipe:
+            assert values(await pipe.step(x.numpy(), target.numpy())) == losses
+            assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
+            parts = [(part,) for part in np.array_split(x.numpy(), 3)]
+            assert values(await pipe.step(arg_mbs=parts, target_mbs=[np.float32(0)] * 3)) == await serial(alone, 3, x, target * 0)
+            assert np.array_equal((await pipe.eval(x.numpy())).numpy(), alone[1](alone[0](x)).detach().numpy())
+
+
 async def test_workers_draw_the_random_numbers_of_the_serial_run() -> None:
     x, target = data(9)
     results = []

@@ -216,6 +216,8 @@ def test_names_that_cannot_be() -> None:
         ({"gives": "skipped"}, ArgumentTypeError, r"Stage\(gives='skipped'\): expected a tuple of names"),
         ({"takes": ("a b",)}, ArgumentTypeError, "expected a tuple of names"),
         ({"takes": (1,)}, ArgumentTypeError, "expected a tuple of names"),
+        ({"takes": 1}, ArgumentTypeError, "expected a tuple of names"),
+        ({"parameters": 1}, ArgumentTypeError, "expected a list of leaf Tensors, found int"),
         ({"takes": ("a", "a")}, ArgumentError, "'a' occurs twice"),
         ({"takes": ("loss",)}, ArgumentError, "'loss' is reserved"),
         ({"gives": ("mb_idx",)}, ArgumentError, "'mb_idx' is reserved"),

@@ -208,9 +208,9 @@ class DataParallel:
         Raises:
             WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
             all are lost, or all that may have the newest state, and all are in `names` again, since one that is reached again can take the step.
-            DistributedError: all that had the newest state are lost for good. RemoteError: the loss failed on a replica. DeadlineError: it took too
-            long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
-            True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
+            DistributedError: all that had the newest state are lost for good. RemoteError: the loss failed on a replica, or wrote to parameters
+            there. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed``
+            is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
         [tensor(4.), tensor(1.)]

@@ -42,9 +42,14 @@ def checked_options(what: str, name: str, options: Any) -> dict[str, Any]:
     return dict(options)
 
 
-def checked_optimizer_state(state: Any) -> dict[str, Any]:
-    """The state of an optimizer, as ``state_dict`` gives it, with Tensors for arrays."""
-    what = "load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it"
+def checked_optimizer_state(state: Any, name: str = "optimizer_state_dict") -> dict[str, Any]:
+    """The state of an optimizer, as ``state_dict`` gives it, with Tensors for arrays.
+
+    Args:
+        state: the state.
+        name: of the method that gives it.
+    """
+    what = f"load_{name}: expected a dict with 'state' and 'param_groups', as {name}() returns it"
     if not isinstance(state, Mapping):
         raise ArgumentError(f"{what}; found {type(state).__name__}")
     values, groups = state.get("state"), state.get("param_groups")

@@ -26,12 +26,13 @@ from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.replica_messages import ShardRun
 from aiograd.distributed.data_parallel.shard_gradients import sum_of
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
+from aiograd.errors import ModifiedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, drawing_from
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
-from aiograd.tensors.core import make
+from aiograd.tensors.core import counter_of, make
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
@@ -114,6 +115,7 @@ class ReplicaStep:
         place = shard - self._shards.start
         weight, grads = self._run.weights[place], self._work.begin(shard)
         before = BufferSnapshot([replica.module])
+        versions = [counter_of(parameter)[0] for parameter in replica.parameters]
         hooks: list[Any] = []
 
         def undo() -> None:
@@ -135,6 +137,11 @@ class ReplicaStep:
                 hooks.append(parameter.register_hook(functools.partial(come, index)))
             part = make(np.full(loss.shape, weight, loss.dtype)).to(loss.device)
             await grad(loss, replica.parameters, part, allow_unused=True)
+            if versions != [counter_of(parameter)[0] for parameter in replica.parameters]:
+                raise ModifiedError(
+                    f"{type(replica.module).__name__}: the loss of a shard has written to parameters, so replicas would differ; no step was "
+                    "taken. Write to buffers, or between steps, and give all replicas one state again, with load_state_dict"
+                )
         finally:
             for hook in hooks:
                 hook.remove()

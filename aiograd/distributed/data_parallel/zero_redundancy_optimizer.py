@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiograd.coordination.buckets import nothing
+from aiograd.distributed.data_parallel.controller_arguments import checked_optimizer_state
 from aiograd.distributed.data_parallel.parameter_pieces import ParameterLine, ParameterPiece, assembled_whole, pack, states_of, unpack
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.offloading import offload
@@ -67,7 +68,8 @@ class ZeroRedundancyOptimizer:
         params: parameters, or groups of them with options, as an optimizer takes them; of the host, in the same order on every member.
         optimizer_class: a class of `aiograd.optim` that updates each element by itself: SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam.
         group: the members.
-        clip_norm: scale gradients so that their norm, taken together, is at most this; None: as they are.
+        clip_norm: scale gradients so that their norm, taken together, is at most this; None: as they are. The members add the norm up, so the last
+            bits of a step that is scaled depend on their number.
         reduce_gradients: True if each member has a ``grad`` of its own, from passes that were not reduced; the step then averages them and sends half
             as much. False if they are the same on all members already.
         timeout: seconds that members may be apart in a step; None: `Limits.default_deadline`.
@@ -77,7 +79,7 @@ class ZeroRedundancyOptimizer:
         param_groups: options by group, for schedules; their ``params`` are this member's pieces.
 
     Raises:
-        ArgumentTypeError: a class with a formula that needs whole parameters. ArgumentError: parameters of a device, or as the class raises.
+        ArgumentTypeError: a class with a formula that needs whole parameters; no group. ArgumentError: parameters of a device; as the class raises.
 
     >>> x = [ag.ones(4, requires_grad=True) for group in groups]
     >>> optimizers = [dist.ZeroRedundancyOptimizer([p], ag.optim.SGD, group, lr=0.1) for p, group in zip(x, groups)]
@@ -105,8 +107,10 @@ class ZeroRedundancyOptimizer:
                 f"ZeroRedundancyOptimizer: {getattr(optimizer_class, '__name__', optimizer_class)} cannot be divided: a step of it needs whole "
                 "parameters; expected SGD, Adam, AdamW, RMSprop, Adagrad, NAdam or RAdam"
             )
-        if clip_norm is not None and not clip_norm >= 0:
-            raise ArgumentError(f"ZeroRedundancyOptimizer(clip_norm={clip_norm}): expected a limit of at least 0")
+        if clip_norm is not None and not (isinstance(clip_norm, (int, float, np.number)) and clip_norm >= 0):
+            raise ArgumentError(f"ZeroRedundancyOptimizer(clip_norm={clip_norm!r}): expected a limit of at least 0")
+        if not callable(getattr(group, "all_reduce", None)):
+            raise ArgumentTypeError(f"ZeroRedundancyOptimizer: expected what `await dist.join_group(...)` returns, found {type(group).__name__}")
         self._group = group
         self._clip_norm = clip_norm
         self._reduces = reduce_gradients
@@ -279,16 +283,22 @@ class ZeroRedundancyOptimizer:
             ArgumentError: groups, parameters or shapes do not fit; nothing has changed.
         """
         what = "ZeroRedundancyOptimizer.load_state_dict"
-        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
-            raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
-        counts, found = self._counts, [len(group["params"]) for group in state_dict["param_groups"]]
-        if counts != found:
-            raise ArgumentError(f"{what}: found groups of {found} parameters, expected {counts}")
+        given = checked_optimizer_state(state_dict, "state_dict")
+        states, saved = given["state"], given["param_groups"]
+        listed = [group.get("params") for group in saved]
+        if not all(isinstance(each, (list, tuple)) for each in listed):
+            raise ArgumentError(f"{what}: expected a list of dicts with lists of 'params' as 'param_groups', as state_dict() returns it")
+        if self._counts != [len(each) for each in listed]:
+            raise ArgumentError(f"{what}: found groups of {[len(each) for each in listed]} parameters, expected {self._counts}")
+        order = [number for each in listed for number in each]
+        for number in states:
+            if number not in order:
+                raise ArgumentError(f"{what}: there is state for parameter {number!r}, which is in no group")
         mine: dict[int, dict[str, Any]] = {}
         numbers = {id(p): n for n, p in enumerate(p for group in self._optimizer.param_groups for p in group["params"])}
         for piece, tensor in self._pieces.items():
             p = self._parameters[piece.parameter]
-            values = state_dict["state"].get(piece.parameter)
+            values = states.get(order[piece.parameter])
             if values is None:
                 continue
             taken = mine[numbers[id(tensor)]] = {}
@@ -301,6 +311,6 @@ class ZeroRedundancyOptimizer:
                 taken[name] = value
         groups = [
             {**theirs, "params": [numbers[id(p)] for p in group["params"]]}
-            for theirs, group in zip(state_dict["param_groups"], self._optimizer.param_groups, strict=True)
+            for theirs, group in zip(saved, self._optimizer.param_groups, strict=True)
         ]
         self._optimizer.load_state_dict({"state": mine, "param_groups": groups})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,17 @@ class RemoteExpert:
         uid: its name, such as ``"ffn.3.14"``.
         timeout: seconds per request.
 
+    Raises:
+        ArgumentTypeError: `worker` is none. ArgumentError: such a uid.
+
     >>> expert = dist.moe.RemoteExpert(driver, "left", "ffn.0")
     >>> (await expert(ag.ones(1, 2))).detach()
     tensor([[2., 2.]])
     """
 
     def __init__(self, worker: Worker, peer: str, uid: str, *, timeout: float | None = None) -> None:
+        if not isinstance(worker, Worker):
+            raise ArgumentTypeError(f"RemoteExpert: expected this process's dist.Worker, found {type(worker).__name__}")
         self.worker = worker
         self.peer = peer
         self.uid: str = str(parse_uid(uid))
@@ -127,9 +132,11 @@ def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max
         max_batch_size: most rows per batch.
 
     Raises:
-        ArgumentError: a uid is malformed, or the service has experts already.
+        ArgumentError: a uid is malformed, or the service has experts already. ArgumentTypeError: no dict of ExpertBackends.
         NotExposedError: raised in a call of an expert that is not served.
     """
+    if not isinstance(experts, Mapping) or not all(isinstance(backend, ExpertBackend) for backend in experts.values()):
+        raise ArgumentTypeError(f"serve_experts: expected a dict of ExpertBackends by uid, found {type(experts).__name__}")
     pools = {str(parse_uid(uid)): _Pools(backend, max_batch_size) for uid, backend in experts.items()}
     if not pools:
         raise ArgumentError("serve_experts: got no experts")
@@ -166,13 +173,15 @@ async def find_experts(worker: Worker, peers: Any, *, timeout: float | None = No
         The experts by uid.
 
     Raises:
-        As `Worker.call`.
+        As `Worker.call`. ArgumentTypeError: `peers` is no list.
 
     Cancelling changes nothing.
 
     >>> await dist.moe.find_experts(driver, ["left"])
     {'ffn.0': RemoteExpert(ffn.0 on left), 'ffn.1': RemoteExpert(ffn.1 on left)}
     """
+    if isinstance(peers, str) or not isinstance(peers, Iterable):
+        raise ArgumentTypeError(f"find_experts: expected a list of names of workers, found {type(peers).__name__}")
     found: dict[str, RemoteExpert] = {}
     for peer in peers:
         for uid in await worker.call(peer, "moe.names"):

@@ -194,7 +194,7 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         **options: further arguments of `RemoteMixtureOfExperts`.
 
     Raises:
-        ArgumentError: numbers that make no sense.
+        ArgumentError, ArgumentTypeError: numbers that make no sense, or options that a switch does not have.
 
     >>> experts = await dist.moe.find_experts(driver, ["left"])
     >>> mixture = dist.moe.RemoteSwitchMixtureOfExperts(2, (2,), experts, prefix="ffn.")
@@ -215,6 +215,11 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         utilization_alpha: float = 0.9,
         **options: Any,
     ) -> None:
+        for name, value in {"jitter": jitter, "grid_dropout": grid_dropout, "utilization_alpha": utilization_alpha}.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+                raise ArgumentTypeError(f"{type(self).__name__}({name}={value!r}): expected a number from 0 to below 1")
+        if fixed := options.keys() & {"k_best", "allow_zero_outputs"}:
+            raise ArgumentError(f"{type(self).__name__}({sorted(fixed)[0]}=...): a switch asks one expert per sample, and a silent one gives zeros")
         options.setdefault("k_min", 0)
         options.setdefault("on_expert_loss", "drop")
         super().__init__(in_features, grid_size, experts, prefix=prefix, k_best=1, allow_zero_outputs=True, **options)

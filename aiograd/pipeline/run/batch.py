@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from aiograd.errors import ArgumentError
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.run.remote_stages import owner_of
@@ -12,8 +14,9 @@ from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.step.links import StageLinks
 from aiograd.pipeline.step.rank import ENTRY, TARGET
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage
-from aiograd.running.trees import leaves_of
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.creation import asarray
 
 
 class Batch(NamedTuple):
@@ -71,6 +74,9 @@ class BatchSpecs(NamedTuple):
             count: the number of microbatches of all replicas.
             x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs: as for `Pipeline.step`.
 
+        Returns:
+            The microbatches, with arrays for other workers as Tensors.
+
         Raises:
             ArgumentError, ArgumentTypeError, MicrobatchError: the arguments cannot be split.
         """
@@ -89,7 +95,9 @@ class BatchSpecs(NamedTuple):
         )  # fmt: skip
         if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
             raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
-        return Batch(calls, targets)
+        if any(owner_of(stages[each]) is not None for each in {0, *links.entries}):
+            calls = as_tensors(calls)
+        return Batch(calls, as_tensors(targets) if owner_of(stages[last]) is not None else targets)
 
     def merge(self, outputs: Sequence[Any]) -> Any:
         """The outputs of the whole batch, from the outputs of its microbatches in order."""
@@ -116,6 +124,11 @@ def check_arguments(tree: Any, leaves_process: bool) -> None:
             raise ArgumentError(
                 f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, or make it part of the first stage"
             )
+
+
+def as_tensors(tree: Any) -> Any:
+    """A tree with Tensors in the place of arrays and of numpy's numbers, as it can be sent."""
+    return map_tree(asarray, tree, (np.ndarray, np.generic))
 
 
 def rows_of(call: Call) -> int:

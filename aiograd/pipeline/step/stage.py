@@ -40,8 +40,9 @@ class Stage:
             `parameters` and `weight_backward` cannot be given.
         where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
         device: move the Tensors that come in to this device, targets included; None: leave them where they are.
-        parameters: leaves that the stage may use; None: the ``parameters()`` of `module`, if it has any. They only have to be given for
-            functions, and only so that their gradients can be summed early; a leaf that is missing here gets its gradient all the same.
+        parameters: leaves that the stage may use; None: the ``parameters()`` of `module`, if it has any. They are given for functions, so that
+            their gradients can be summed early, and for a module that uses a weight of another stage, as an embedding and the head do that share
+            one, but does not have it among its own: for bits that no schedule changes. Every leaf gets its gradient, listed or not.
         pass_indices: call with ``stage_idx`` and ``mb_idx`` as well, for instance to draw random numbers by them.
         weight_backward: for weights that are not in the graph: called right after each input-gradient backward (I or B); returns a function that is
             called for the weight-gradient backward of that microbatch (W, or at once after B); both may be ``async def``. Its effects are not part of
@@ -99,6 +100,8 @@ class Stage:
         self.weight_backward: Callable[[], Any] | None = weight_backward
         self.gives: tuple[str, ...] = _names("gives", gives)
         self.takes: tuple[str, ...] = _names("takes", takes)
+        if parameters is not None and (not isinstance(parameters, Iterable) or isinstance(parameters, TensorCore)):
+            raise ArgumentTypeError(f"Stage(parameters=...): expected a list of leaf Tensors, found {type(parameters).__name__}")
         #: the argument `parameters`
         self.parameters: tuple[Any, ...] | None = None if parameters is None else tuple(parameters)
         if is_remote(module):
@@ -144,8 +147,9 @@ class Stage:
 
 def _names(option: str, names: Iterable[str]) -> tuple[str, ...]:
     """The names of values, checked."""
-    found = () if isinstance(names, str) else tuple(names)
-    if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in found):
+    is_listed = isinstance(names, Iterable) and not isinstance(names, str)
+    found = tuple(names) if is_listed else ()
+    if not is_listed or not all(isinstance(name, str) and name.isidentifier() for name in found):
         raise ArgumentTypeError(f"Stage({option}={names!r}): expected a tuple of names, such as ('features',)")
     reserved = {STAGE_INDEX, MICROBATCH_INDEX} | ({LOSS} if option == "takes" else set())
     for name in found:

@@ -15,6 +15,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, E
 from tests.distributed.data_parallel.models import (
     BadLoss,
     BatchNet,
+    Clamped,
     Frozen,
     Net,
     Overlapping,
@@ -100,6 +101,14 @@ async def test_buckets_clipping_and_methods_have_the_bits_of_one_process(name: s
     alone = Net()
     assert losses == await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, **shared)
     assert found == [bits(alone.state_dict())] * 3
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_loss_that_writes_to_parameters_is_refused(count: int) -> None:
+    """Replicas with several shards would write several times, and each after its own shards only."""
+    async with replicated(Clamped, names=NAMES[:count]) as (replicas, _):
+        with pytest.raises(RemoteError, match="ModifiedError: Clamped: the loss of a shard has written to parameters"):
+            await replicas.step(batches(1, (4, 4, 4))[0])
 
 
 async def test_buckets_are_sent_while_backward_runs() -> None:

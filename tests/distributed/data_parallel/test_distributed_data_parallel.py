@@ -54,6 +54,20 @@ async def test_the_first_call_brings_the_values_of_rank_0() -> None:
         assert await everywhere(joined, begin) == [bits([model(shard(0)), model(shard(1)), model(shard(0))])] * 3
 
 
+async def test_private_steps_are_refused_since_they_combine_no_gradients() -> None:
+    async with groups("w0") as (_, (group,)):
+        ddp = dist.DistributedDataParallel(net(), group)
+        optimizer = ag.optim.SGD(ddp.parameters(), lr=0.1)
+        private = ag.optim.Private(optimizer, noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.5, dataset_size=8)
+        before = bits(ddp.parameters())
+        with pytest.raises(ArgumentError, match="belong to a DistributedDataParallel, and a private step combines no gradients"):
+            await private.step(lambda x: ddp.module(x).square().mean(), shard(0))
+        assert bits(ddp.parameters()) == before and not private.steps
+        ddp.detach()
+        await private.step(lambda x: ddp.module(x).square().mean(), shard(0))
+        assert private.steps == 1
+
+
 async def test_synchronize_again_after_rank_0_has_loaded_something() -> None:
     async with groups(*NAMES) as (_, joined):
 

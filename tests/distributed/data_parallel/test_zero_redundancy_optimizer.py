@@ -13,6 +13,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, Di
 from tests.distributed.data_parallel.models import comparable
 from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net, reduced
 from tests.distributed.groups import everywhere, groups
+from tests.support import assert_raises
 from tests.tolerance import assert_close
 
 NAMES = ("w0", "w1", "w2")
@@ -156,14 +157,45 @@ async def test_a_step_that_fails_changes_nothing_on_any_member(moment: int) -> N
             assert outcomes[0] is None
 
 
+async def test_no_part_of_a_state_is_dropped() -> None:
+    """Numbers of parameters may be texts, as JSON has them, and of any order; what belongs to no parameter is an error."""
+    model = net()
+    whole_one = ag.optim.Adam(model.parameters(), lr=0.1)
+    await loss_of(model, 0).backward()
+    whole_one.step()
+    state = whole_one.state_dict()
+    shift = {number: number + 3 for number in state["state"]}
+    groups_of = state["param_groups"]
+    shifted = {
+        "state": {shift[number]: values for number, values in state["state"].items()},
+        "param_groups": [{**each, "params": [shift[number] for number in each["params"]]} for each in groups_of],
+    }
+    texts = {**state, "state": {str(number): values for number, values in state["state"].items()}}
+    async with groups("w0", "w1") as (_, joined):
+        for given in (state, shifted, texts):
+            optimizers = [dist.ZeroRedundancyOptimizer(net().parameters(), ag.optim.Adam, group, lr=0.1) for group in joined]
+            for optimizer in optimizers:
+                optimizer.load_state_dict(given)
+            found = await asyncio.gather(*(optimizer.state_dict() for optimizer in optimizers))
+            assert states(found[0]) == states(found[1]) == states(state)
+        optimizer = dist.ZeroRedundancyOptimizer(net().parameters(), ag.optim.Adam, joined[0], lr=0.1)
+        for wrong, text in (
+            ({**state, "state": {**state["state"], 99: {}}}, "parameter 99, which is in no group"), ({**state, "state": [1]}, "'state' of list"),
+            ({**state, "param_groups": [{}]}, "lists of 'params'"), ({**state, "param_groups": 5}, "'param_groups' of int"),
+        ):  # fmt: skip
+            assert_raises(ArgumentError, text, optimizer.load_state_dict, wrong)
+
+
 async def test_what_it_does_not_take() -> None:
+    assert_raises(ArgumentTypeError, "join_group", dist.ZeroRedundancyOptimizer, net().parameters(), ag.optim.SGD, None)
     async with groups("w0") as (_, (group,)):
         model = net()
         for cls in (ag.optim.LBFGS, dict):
             with pytest.raises(ArgumentTypeError, match="cannot be divided"):
                 dist.ZeroRedundancyOptimizer(model.parameters(), cls, group)
-        with pytest.raises(ArgumentError, match="clip_norm"):
-            dist.ZeroRedundancyOptimizer(model.parameters(), ag.optim.SGD, group, clip_norm=-1.0)
+        for limit in (-1.0, "a"):
+            with pytest.raises(ArgumentError, match="clip_norm"):
+                dist.ZeroRedundancyOptimizer(model.parameters(), ag.optim.SGD, group, clip_norm=limit)  # type: ignore[arg-type]
         with pytest.raises(ArgumentError, match="lr"):
             dist.ZeroRedundancyOptimizer(model.parameters(), ag.optim.SGD, group, lr=-1.0)
         optimizer = dist.ZeroRedundancyOptimizer(model.parameters(), ag.optim.SGD, group)

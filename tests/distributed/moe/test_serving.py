@@ -202,6 +202,39 @@ async def test_a_backend_goes_on_from_its_state() -> None:
     assert second.updates == 2
 
 
+async def test_a_backend_goes_on_with_its_schedule() -> None:
+    def made() -> moe.ExpertBackend:
+        ag.seed(1)
+        module = ag.nn.Linear(2, 2)
+        optimizer = ag.optim.Adam(module.parameters(), lr=0.1)
+        return moe.ExpertBackend(module, optimizer, ag.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5))
+
+    x = ag.ones((1, 2))
+    first, second = made(), made()
+    for _ in range(3):
+        await first.backward([x], x)
+    second.load_state_dict(first.state_dict())
+    for backend in (first, second):
+        for _ in range(2):
+            await backend.backward([x], x)
+    assert first.optimizer.param_groups[0]["lr"] == second.optimizer.param_groups[0]["lr"] == 0.025
+    np.testing.assert_array_equal(first.module.weight.detach().numpy(), second.module.weight.detach().numpy())
+    earlier = {name: value for name, value in first.state_dict().items() if name != "scheduler"}
+    made().load_state_dict(earlier)
+
+
+async def test_what_is_no_expert_is_refused() -> None:
+    module = ag.nn.Linear(1, 1)
+    for given in ((None,), (module, 5), (module, ag.optim.SGD(module.parameters(), lr=0.1), 5)):
+        assert_raises(ArgumentTypeError, "ExpertBackend", moe.ExpertBackend, *given)
+    for experts in (None, [1], {"ffn.0": module}):
+        assert_raises(ArgumentTypeError, "expected a dict of ExpertBackends", moe.serve_experts, dist.Service(), experts)
+    assert_raises(ArgumentTypeError, "expected this process's dist.Worker", moe.RemoteExpert, None, "left", "ffn.0")
+    for peers in (None, "left"):
+        with pytest.raises(ArgumentTypeError, match="expected a list of names"):
+            await moe.find_experts(None, peers)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("frozen", [1, 2])
 async def test_a_backend_trains_the_parameters_that_are_not_frozen(frozen: int) -> None:
     module = ag.nn.Sequential(ag.nn.Linear(2, 2), ag.nn.Linear(2, 2))
@@ -532,6 +565,9 @@ async def test_mixtures_that_cannot_be() -> None:
     ):  # fmt: skip
         assert_raises(ArgumentTypeError, text, moe.RemoteMixtureOfExperts, **{**made, **wrong})
     assert_raises(ArgumentError, "unknown options foo; expected some of .*k_min", moe.RemoteMixtureOfExperts, **made, foo=2)
+    made.pop("k_best")
+    for wrong, kind in (({"jitter": "a"}, ArgumentTypeError), ({"grid_dropout": None}, ArgumentTypeError), ({"k_best": 2}, ArgumentError)):
+        assert_raises(kind, next(iter(wrong)), moe.RemoteSwitchMixtureOfExperts, **{**made, **wrong})
     for sizes in (("x",), (None,), (2.5,), (4, 1.0)):
         assert_raises(ArgumentTypeError, "expected ints", moe.TaskPool, echo, *sizes)
     with pytest.raises(ArgumentError, match="no experts"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.modes import enable_grad, no_grad
 from aiograd.serving.batcher import call
 from aiograd.tensors.core import TensorCore, make
@@ -30,12 +30,20 @@ class ExpertBackend:
         optimizer: of the module's parameters; None for an expert that does not learn.
         scheduler: ``step()`` is called after each step of the optimizer.
 
+    Raises:
+        ArgumentTypeError: no module, optimizer or scheduler.
+
     >>> backend = dist.moe.ExpertBackend(ag.nn.ReLU())
     >>> await backend.forward(ag.tensor([[-1.0, 2.0]]))
     tensor([[0., 2.]])
     """
 
     def __init__(self, module: Any, optimizer: Any = None, scheduler: Any = None) -> None:
+        if not callable(module):
+            raise ArgumentTypeError(f"ExpertBackend: expected a module, found {type(module).__name__}")
+        for what, given, name in (("optimizer", optimizer, "astep"), ("scheduler", scheduler, "step")):
+            if given is not None and not callable(getattr(given, name, None)):
+                raise ArgumentTypeError(f"ExpertBackend({what}=...): expected one with {name}(), or None, found {type(given).__name__}")
         self.module = module
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -126,7 +134,7 @@ class ExpertBackend:
             self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on: module, optimizer, number of updates.
+        """Everything that is needed to go on: module, optimizer, scheduler, number of updates.
 
         Returns:
             A dict for `load_state_dict`.
@@ -134,6 +142,8 @@ class ExpertBackend:
         state = {"module": self.module.state_dict(), "updates": self.updates}
         if self.optimizer is not None:
             state["optimizer"] = self.optimizer.state_dict()
+        if hasattr(self.scheduler, "state_dict"):
+            state["scheduler"] = self.scheduler.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -151,4 +161,6 @@ class ExpertBackend:
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
+        if "scheduler" in state and hasattr(self.scheduler, "load_state_dict"):  # states of earlier releases have none
+            self.scheduler.load_state_dict(state["scheduler"])
         self.updates = int(state["updates"])
