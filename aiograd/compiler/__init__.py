@@ -28,6 +28,7 @@
 `updates`           optimizers' steps as statements
 `joint_pass`        rows and the pass after them as one native function
 `reached`           the statements that a pass runs
+`estimates`         estimated times of backwards
 `profiled`          programs under a profiler
 `node`              the backward node of one call
 `warming`           programs before the first call

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiograd.compiler.effects import DrawOp
+from aiograd.compiler.estimates import STATEMENT_NS
 from aiograd.compiler.forward_code import names_of, residual, rule_inputs
-from aiograd.compiler.node import STATEMENT_NS
 from aiograd.compiler.passes.recompute import RecomputePlan, plan
 from aiograd.compiler.program import Program, Statement, ValueKind, values_in
 from aiograd.errors import ArgumentError

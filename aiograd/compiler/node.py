@@ -28,11 +28,11 @@ import numpy as np
 
 from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
+from aiograd.compiler.estimates import STATEMENT_NS
 from aiograd.compiler.forward_code import saved_names
 from aiograd.compiler.profiled import ProfiledBackward
-from aiograd.compiler.program import Program, Statement, layout_of
+from aiograd.compiler.program import layout_of
 from aiograd.compiler.rows_again import rows_again
-from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph.hooks import HookDict
 from aiograd.graph.input_metadata import InputMetadata
@@ -44,9 +44,6 @@ from aiograd.running.modes import current_mode
 from aiograd.tensors.core import move_to
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
-#: estimated nanoseconds of a statement beside its arithmetic; and of one on a device, which only starts work there
-STATEMENT_NS = 300.0
-START_NS = 20_000.0
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -204,8 +201,10 @@ class ProgramNode(Node):
         Raises:
             ModifiedError, GraphFreedError: the rows cannot run once more.
         """
-        self.check_versions(range(len(self.tensors)))
         program = self.code.program
+        if len(self.tensors) != len(program.inputs) + len(program.captured):
+            raise self._released.error(self.name)
+        self.check_versions(range(len(self.tensors)))
         saved = dict(zip(saved_names(program), self._arrays, strict=True))
         if any([saved.get(value.name, saved) is None for statement in program.statements if not statement.is_row for value in statement.outputs]):
             raise self._released.error(self.name)
@@ -303,7 +302,9 @@ class ProgramNode(Node):
             self._gone = self.code.gone_after(self._ran, self._gone)
             kept = self.code.names_left(self._gone)
             if kept is not None:
-                self._arrays, self.arena, self._released = self.code.only(self._arrays, kept), self.arena if kept else None, released
+                self._arrays, self._released = self.code.only(self._arrays, kept), released
+                if not kept:
+                    self.arena, self.tensors = None, []
                 return
         self._arrays = released
         self.arena = None
@@ -415,20 +416,6 @@ class _ExpandedOnDevice(ExpandedNode, DeviceProgramNode):
 ProgramNode.expanded_class = ExpandedNode
 DeviceProgramNode.expanded_class = _ExpandedOnDevice
 PROGRAM_NODES.append(ProgramNode)
-
-
-def estimate(program: Program) -> float:
-    """Estimated nanoseconds of the backward of a program; never too much for the loop where no statement by itself is."""
-    costs = [statement_cost(statement) for statement in program.statements]
-    total = sum(costs)
-    return total if max(costs, default=0.0) > INLINE_NS else min(total, INLINE_NS)
-
-
-def statement_cost(statement: Statement) -> float:
-    """Estimated nanoseconds of the backward of a statement."""
-    if statement.node is None:
-        return 0.0
-    return START_NS if statement.is_on_device else STATEMENT_NS + statement.cost
 
 
 def explain(error: BaseException, name: str) -> None:

@@ -9,12 +9,13 @@ from typing import Any, NoReturn
 
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
+from aiograd.compiler.estimates import estimate, statement_cost
 from aiograd.compiler.forward_code import arranged, forward_code, is_needed, saved_names, sources, uses
 from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.memory_guards import add_program
 from aiograd.compiler.memory_plan import Recomputation
 from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
-from aiograd.compiler.node import estimate, explain, statement_cost
+from aiograd.compiler.node import explain
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of, values_in
 from aiograd.compiler.reached import is_left, needed_names, statements_run

@@ -37,8 +37,8 @@ import numpy as np
 
 from aiograd.compiler.awaited_forward import AwaitedForward, ForwardPart
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall
+from aiograd.compiler.estimates import START_NS, STATEMENT_NS, statement_cost
 from aiograd.compiler.joint_pass import run_jointly
-from aiograd.compiler.node import START_NS, STATEMENT_NS, statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, laid_out, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
 from aiograd.compiler.updates import NativeUpdate, inlined_step, step_of
