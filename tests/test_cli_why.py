@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -76,6 +77,10 @@ class Scene:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+#: the first line of a report without waits; a busy machine holds loops up
+NOTHING = re.compile(r"0 waits, 0 cycles(, \d loops? held up)?; asked in ")
+
+
 async def why(*words: str) -> int:
     """Run the command beside this loop."""
     return await asyncio.to_thread(cli.main, ["why", *words])
@@ -84,9 +89,9 @@ async def why(*words: str) -> int:
 async def test_nothing_waits(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with Scene().open() as (left, *_):
         assert await why(left.url, "--secret-file", str(secret), *PATIENCE) == 0
-        assert capsys.readouterr().out.startswith("0 waits, 0 cycles; asked in ")
+        assert NOTHING.match(capsys.readouterr().out)
         assert await why("left", "--peer", f"left={left.url}", "--secret-file", str(secret), *PATIENCE) == 0
-        assert capsys.readouterr().out.startswith("0 waits, 0 cycles; asked in ")
+        assert NOTHING.match(capsys.readouterr().out)
 
 
 async def test_what_waits_without_a_cycle_is_shown_with_status_0(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -321,9 +321,8 @@ class ProgramRecorder:
 
     def _renew(self, array: Any) -> None:
         """Take the known views that have this array anew, where their base has been modified; a detached one has the array alone."""
-        for known in self._sharing.get(id(array), ()):
-            if known._x is not None:
-                refresh(known)
+        for known in [known for known in self._sharing.get(id(array), ()) if known._x is not None]:
+            refresh(known)
 
     def _value_of(self, tensor: TensorCore) -> Value:
         if tensor._x is not None:
@@ -358,8 +357,7 @@ class ProgramRecorder:
             self.breaks("it uses a gradient that has been replaced since it was read")
             return None
         self._gradients[id(grad)] = functools.partial(seen_gradient, owner)
-        data = grad._data
-        like = Value(ValueKind.COMPUTED, 0, data.shape, data.dtype, False, data.strides) if data.__class__ is np.ndarray else None
+        like = Value(ValueKind.COMPUTED, 0, d.shape, d.dtype, False, d.strides) if isinstance(d := grad._data, np.ndarray) else None
         if like is not None and 0 in like.strides:
             self.breaks("it reads a gradient that repeats its elements in memory")
         self._add(statement_op("grad", functools.partial(_gradient_of, owner, like)), (), (grad,))

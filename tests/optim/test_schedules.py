@@ -140,14 +140,14 @@ WRONG_TYPES: list[Any] = [
     lambda o: optim.ReduceLROnPlateau(o, min_lr="x"),
     lambda o: optim.ReduceLROnPlateau(o).step(None),
     lambda o: optim.ReduceLROnPlateau(o).step([1.0, 2.0]),
-    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": None, "base_lrs": [1.0, 1.0]}),
-    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1, "base_lrs": [1.0, "x"]}),
-    lambda o: optim.ReduceLROnPlateau(o).load_state_dict({**optim.ReduceLROnPlateau(o).state_dict(), "best": None}),
 ]  # fmt: skip
 WRONG_VALUES: list[Any] = [
     lambda o: optim.OneCycleLR(o, 0.1, 5, div_factor=0),
     lambda o: optim.OneCycleLR(o, 0.1, 5, final_div_factor=0.0),
     lambda o: optim.OneCycleLR(o, [0.1], 5),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": None, "base_lrs": [1.0, 1.0]}),
+    lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1, "base_lrs": [1.0, "x"]}),
+    lambda o: optim.ReduceLROnPlateau(o).load_state_dict({**optim.ReduceLROnPlateau(o).state_dict(), "best": None}),
     lambda o: optim.StepLR(o, 1).load_state_dict(3),
     lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1, "base_lrs": 3}),
     lambda o: optim.StepLR(o, 1).load_state_dict({"last_epoch": 1.5, "base_lrs": [1.0, 1.0]}),
