@@ -27,14 +27,13 @@
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
 #
-# PYTHON=/path/to/python chooses the interpreter of a new .venv, JOBS how many processes run tests (one more than there are cores:
-# some tests wait).
+# PYTHON=/path/to/python chooses the interpreter of a new .venv, JOBS how many processes run tests (as many as there are cores).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
-JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
