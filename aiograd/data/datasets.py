@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,7 @@ class Subset(Dataset):
         self.dataset: Any = dataset
         self.indices: list[int] = places.tolist()
         if hasattr(dataset, "__getitems__"):
-            self.__getitems__ = lambda found: dataset.__getitems__([self.indices[i] for i in found])
+            self.__getitems__: Callable[[Sequence[int]], Any] = lambda some: dataset.__getitems__([self.indices[i] for i in some])
 
     def __len__(self) -> int:
         return len(self.indices)
