@@ -19,9 +19,9 @@ Note [Segments]
     `aiograd.compiler.awaited_forward`.
 
 Note [Layouts of gradients]
-    The code of a part knows the strides of all that it takes. A pass may leave a gradient in memory in another way than the recorded one did: the
-    sums of a program's backward are made elsewhere than those of the engine, and a gradient may be set by hand. So what a call returns, and a
-    gradient that is read, is copied where its strides differ from those of the recording.
+    The code of a part is made for the strides of its arguments. A gradient may have other strides than in the recorded run: the engine and a program
+    add gradients in different places, and users set `.grad` themselves. So the results of calls, and gradients that are read, are copied into the
+    recorded strides where theirs differ.
 """
 
 from __future__ import annotations

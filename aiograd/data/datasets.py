@@ -83,7 +83,7 @@ class Subset(Dataset):
     """The examples of a source at some indices.
 
     Args:
-        dataset: a sequence of examples; where its examples are awaited, those of the subset are, too.
+        dataset: a sequence of examples, which may be awaitable.
         indices: ints in any order, also several times; negative ones count from the end.
 
     Attributes:
@@ -133,7 +133,8 @@ def random_split(dataset: Any, lengths: Sequence[float], generator: Generator | 
 
     Args:
         dataset: a sequence of examples.
-        lengths: examples of each part, together all; or fractions that sum to 1: each rounded down, and what is left one by one to the first parts.
+        lengths: number of examples of each part, with the sum ``len(dataset)``; or fractions with the sum 1. Fractions are rounded down, and the
+            remaining examples go to the first parts, one to each.
         generator: draws the order; None: the default generator.
 
     Returns:

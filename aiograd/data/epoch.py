@@ -26,7 +26,7 @@ from aiograd.running.random import Generator, drawing_from, generator_of
 from aiograd.running.random_streams import RandomStream, entropy_of
 
 _END = object()
-#: spawn key of the generator of a batch sampler, where those of batches have their numbers
+#: last part of the spawn key of a batch sampler's generator; the generator of a batch has the number of the batch there
 _OF_SAMPLER = 2**32 - 1
 
 

@@ -217,7 +217,7 @@ async def test_a_gradient_that_is_read_is_the_one_of_this_run(value: str, tier: 
 
 
 async def test_a_gradient_that_a_later_pass_replaces_is_read_eagerly() -> None:
-    """What was read before the pass is used after it."""
+    """A gradient that was read before the pass is used after it."""
 
     async def step(w: Any, x: Any) -> Any:
         w.grad = None
@@ -317,7 +317,7 @@ async def beside_a_part(leaves: Leaves, x: Any) -> Any:
 
 
 async def modified_between(leaves: Leaves, x: Any) -> Any:
-    """What the second pass needs is as it was."""
+    """The values that the second pass needs are unchanged."""
     leaves.w.grad = leaves.v.grad = None
     loss = (x * leaves.w**2).sum() + (leaves.v**3).sum()
     await loss.backward(inputs=[leaves.w])

@@ -20,7 +20,7 @@ from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 
 @contextlib.contextmanager
 def own_errors(what: str) -> Iterator[None]:
-    """Code of the module runs within the block. It may use workers of its own: what it says of them is no news of the members of the training.
+    """Run code of the module in the block. The code may use other workers: an error of theirs does not mean that a member of the training is lost.
 
     Args:
         what: the code, in words.
